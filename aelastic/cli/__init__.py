@@ -1,8 +1,8 @@
 """The command line: arguments and environment in, exit code out.
 
-`main` runs it and owns the process.  `parser` reads the arguments with the table of `options`, whose values
-`converters` read; `arguments` makes a checked `Invocation` of them, with the `spec_fields` that several options decide
-(for several nodes: `several_nodes`).  `process` has the stderr and the signals of this process.
+`main` runs the command and owns the process.  `parser` reads the arguments by the table of `options`, with the readers
+in `converters`; `arguments` makes a checked `Invocation` of them, including the `spec_fields` that several options
+decide (for several nodes: `several_nodes`).  `process` handles stderr and signals of this process.
 
 `commands` runs a command instead of a job: `doctor`, one of the `verbs`, or one of another folder.  `rehearsal` reads
 the command line of `rehearse`, and `own_options` makes the options of such a command.  `help` makes the text of

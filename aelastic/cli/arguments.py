@@ -71,7 +71,7 @@ class Invocation(Record):
 
     @property
     def endpoint_note(self) -> str:
-        """Which variable holds the rendezvous endpoint, to follow a message; empty if none does."""
+        """A note for the end of a message: the variable that holds the rendezvous endpoint; empty if none does."""
         note = "" if self.spec.rdzv is None else self.spec.rdzv.endpoint_note
         return note and f"; {note}"
 
@@ -127,7 +127,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
 
 
 def command_of(chosen: Settings, environ: Mapping[str, str]) -> tuple[str | Callable[..., Any], tuple[str, ...]]:
-    """The entrypoint and its arguments, as with torchrun; `--run-path` takes precedence over `-m` and `--no-python`.
+    """Returns entrypoint and arguments, as in torchrun; `--run-path` takes precedence over `-m` and `--no-python`.
 
     Raises:
         InputError: options that exclude each other.
@@ -195,7 +195,7 @@ def check_command(chosen: Settings, environ: Mapping[str, str]) -> None:
 
 
 def _check_is_python(script: str) -> None:
-    """Refuses a compiled program and a shell script, of which Python would report a syntax error."""
+    """Refuses a compiled program and a shell script, for which Python would report a syntax error."""
     if not os.path.isfile(script):
         return  # a folder, or a pipe that can be read once
     with open(script, "rb") as file:
@@ -240,7 +240,7 @@ def _exists(path: str) -> bool:
 
 
 def count_workers(workers: int | str, environ: Mapping[str, str], source: str) -> int:
-    """The number of workers: as given, or counted for a word such as `gpu`.
+    """Returns the number of workers: as given, or counted for a word such as `gpu`.
 
     Args:
         source: its name in messages.
@@ -259,7 +259,7 @@ def count_workers(workers: int | str, environ: Mapping[str, str], source: str) -
 
 
 def _count_devices(kind: str, environ: Mapping[str, str], source: str) -> int:
-    """Asks torch in another process: importing it takes a second and 200 MiB."""
+    """Counts devices with torch in another process: importing it takes a second and 200 MiB."""
     import subprocess
 
     # -P: not a torch.py or random.py next to the script.

@@ -19,7 +19,7 @@ from aelastic.ui.commands import say, say_help
 def run_command(
     argv: Sequence[str], environ: Mapping[str, str], groups: Groups, complain: Callable[[str], None]
 ) -> int:
-    """Runs one, and returns the exit code.
+    """Runs a command, and returns the exit code.
 
     Args:
         argv: the command, one of `COMMANDS` or `ALIASES`, and its arguments.
@@ -72,7 +72,7 @@ def _run(
 
 
 def _run_beside(command: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Runs a command that asks no agent; each imports only what it needs."""
+    """Runs a command that queries no agent; each imports only what it needs."""
     match command:
         case "rehearse":
             from aelastic.cli.rehearsal import rehearse

@@ -1,4 +1,4 @@
-"""How the text of an option becomes its value.
+"""Converts the text of an option to its value.
 
 A reader takes the text, whatever its source, and returns the value; its `ValueError` names the remedy.  Whether a job
 can have that value is a rule of `aelastic.settings`.  Nothing here depends on the machine, or on other options.
@@ -83,13 +83,13 @@ def read_size(text: str) -> int:
 
 
 class Steps(NamedTuple):
-    """A time in steps of a job."""
+    """A time as a multiple of a job's median step."""
 
     times: float
 
 
 def read_hang_timeout(text: str) -> float | Steps:
-    """Seconds; or times the median step, as in 5x."""
+    """Reads seconds, or a multiple of the median step, as in 5x."""
     number, times, rest = text.strip().partition("x")
     seconds = read_seconds(number)
     _keep(RULES["hang_timeout_steps" if times else "hang_timeout_s"], float("nan") if rest else seconds)
@@ -102,7 +102,7 @@ def _keep(rule: settings.Rule, value: object) -> None:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """A reader of one of these words, which are its `args[0]`."""
+    """Returns a reader of one of these words, which are its `args[0]`."""
     return partial(_read_choice, choices)
 
 
@@ -112,7 +112,7 @@ def _read_choice(choices: Sequence[str], text: str) -> str:
 
 
 def read_address(text: str) -> str:
-    # torchrun takes an IPv6 address in brackets, and gives it to the workers without them.
+    # torchrun accepts an IPv6 address in brackets, and passes it to the workers without them.
     address = text.strip().removeprefix("[").removesuffix("]")
     if not address:
         raise ValueError("use a host name or an address")
@@ -120,7 +120,7 @@ def read_address(text: str) -> str:
 
 
 def read_pairs(text: str) -> dict[str, str]:
-    """`key=value` pairs, separated by commas; the last of a key wins."""
+    """Reads `key=value` pairs, separated by commas; the last value of a key wins."""
     pairs = {}
     for pair in text.split(",") if text.strip() else ():
         key, _, value = (part.strip() for part in pair.partition("="))
@@ -144,25 +144,25 @@ def repeated_keys(text: str) -> list[str]:
 
 
 def read_ranks(text: str) -> frozenset[int] | None:
-    """Ranks separated by commas; `None`, all of them, if the text is empty."""
+    """Reads ranks separated by commas; an empty text is `None`, which means all ranks."""
     if not text.strip():
         return None
     return frozenset(_read_as(int, rank, "use ranks separated by commas, such as 0,1") for rank in text.split(","))
 
 
 def read_filters(text: str) -> tuple[str, ...]:
-    """Texts separated by commas; two commas are a comma within a text."""
+    """Reads texts separated by commas; two commas are a comma within a text."""
     return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")) if text else ()
 
 
 def read_signs(text: str) -> tuple[HangSignal, ...]:
-    """Signs of life separated by commas, each once, in our order; empty if one is unknown."""
+    """Reads signs of life separated by commas; returns each once, in our order; empty if one is unknown."""
     chosen = {part.strip() for part in text.split(",")}
     return tuple(sign for sign in HANG_SIGNALS if sign in chosen) if chosen <= {*HANG_SIGNALS} else ()
 
 
 def read_expected(text: str) -> ExpectedOutput:
-    """A pattern and seconds; colons but the last are the pattern's."""
+    """Reads a pattern and seconds; all colons except the last belong to the pattern."""
     pattern, colon, seconds = text.rpartition(":")
     if not colon or not seconds.strip():
         raise ValueError("the seconds are missing: use REGEX:SECONDS, as in 'loss=:120'")
@@ -183,7 +183,7 @@ def read_nodes(text: str) -> tuple[int, int]:
 
 
 def read_workers(text: str) -> int | str:
-    """A number of workers, or a word such as `gpu` for what to count."""
+    """Reads a number of workers, or a word that names what to count, such as `gpu`."""
     if text in {"auto", "cpu", "gpu", "xpu"}:
         return text
     workers = _read_as(int, text, "use a number of workers, or auto, cpu, gpu or xpu")
@@ -192,7 +192,7 @@ def read_workers(text: str) -> int | str:
 
 
 def read_signal(text: str) -> signal.Signals:
-    """One signal, with or without SIG."""
+    """Reads one signal, with or without SIG."""
     short = text.strip().upper()
     signums = read_signals(f"SIG{short}" if hasattr(signal, f"SIG{short}") else text)
     if len(signums) != 1:
@@ -201,14 +201,14 @@ def read_signal(text: str) -> signal.Signals:
 
 
 class OnSignal(NamedTuple):
-    """What the agent does on a signal: drain within `drain_s`, or, if that is `None`, pass it on to the workers."""
+    """The agent's action on a signal: drain within `drain_s` or, if that is `None`, pass it on to the workers."""
 
     signum: signal.Signals
     drain_s: float | None
 
 
 def read_on_signal(text: str) -> tuple[OnSignal, ...]:
-    """What to do on signals: `USR1=drain:110,USR2=pass`."""
+    """Reads the actions on signals: `USR1=drain:110,USR2=pass`."""
     found = []
     for part in text.split(",") if text.strip() else ():
         name, _, what = (piece.strip() for piece in part.partition("="))
@@ -225,7 +225,7 @@ def read_on_signal(text: str) -> tuple[OnSignal, ...]:
 
 
 def read_hold(text: str) -> float | None:
-    """How long workers are left running after a failure: `hold`, `hold:SECONDS`; `None` for `stop`."""
+    """Reads how long workers are left running after a failure: `hold`, `hold:SECONDS`; `None` for `stop`."""
     what, colon, seconds = text.partition(":")
     if what == "hold" and bool(seconds) == bool(colon):
         return read_seconds(seconds) if seconds else float("inf")
@@ -235,7 +235,7 @@ def read_hold(text: str) -> float | None:
 
 
 def read_wrap(text: str) -> tuple[str, ...]:
-    """A command, split as a shell would."""
+    """Reads a command, split as a shell would."""
     if not text:
         return ()
     import shlex  # jobs without --wrap do not pay for these
@@ -248,7 +248,7 @@ def read_wrap(text: str) -> tuple[str, ...]:
 
 
 def read_policy(text: str) -> str:
-    """Rules, or those in the file named after `@`."""
+    """Reads rules, or those in the file named after `@`."""
     if not text.startswith("@"):
         return text
     try:
@@ -258,7 +258,7 @@ def read_policy(text: str) -> str:
 
 
 def read_admit(text: str) -> float:
-    """How long a new node waits for all ranks to save: `saved`, `saved:SECONDS`; 0 for `at-once`."""
+    """Reads how long a new node waits for all ranks to save: `saved`, `saved:SECONDS`; 0 for `at-once`."""
     when, _, seconds = text.partition(":")
     if text == "at-once":
         return 0.0
@@ -269,7 +269,7 @@ def read_admit(text: str) -> float:
 
 
 def read_signals(text: str) -> tuple[signal.Signals, ...]:
-    """Signals by name, in the order given, each once; none if the text is empty."""
+    """Reads signals by name; returns each once, in the given order; none if the text is empty."""
     names = [name.strip().upper() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in signal.Signals.__members__:

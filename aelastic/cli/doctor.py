@@ -80,7 +80,7 @@ class _Report:
             say_finding(finding)
 
     def end(self) -> int:
-        """Prints what is left to print, and returns the exit code."""
+        """Prints the findings if they are printed as JSON, and returns the exit code."""
         has_failed = any(finding.level == "error" for finding in self._findings)
         if self._is_json:
             found = [{"level": each.level, "subject": each.subject, "text": each.words} for each in self._findings]
@@ -89,7 +89,7 @@ class _Report:
 
 
 def say_finding(finding: Finding) -> None:
-    """Prints one: on a terminal with colours, and wrapped; elsewhere in one line, for programs."""
+    """Prints a finding: on a terminal with colours, and wrapped; elsewhere on one line, for programs."""
     text = printable(str(finding))
     if sys.stdout is not None and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns - 1

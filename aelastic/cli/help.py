@@ -1,4 +1,4 @@
-"""What `aelastic --help`, `--help-all` and `COMMAND --help` print, made from the tables of commands and options."""
+"""Makes the texts of `aelastic --help`, `--help-all` and `COMMAND --help` from the tables of commands and options."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ _RULES = (
 
 
 def short_help(groups: Mapping[str, tuple[Option, ...]] = GROUPS) -> str:
-    """The commands, the options used most, and two examples.
+    """Returns the commands, the options used most, and two examples.
 
     Args:
-        groups: the options there are; those that `GROUPS` lacks are shown.
+        groups: the available options; those that `GROUPS` lacks are shown.
     """
     return _text(_short_lines(groups))
 
 
 def full_help(groups: Mapping[str, tuple[Option, ...]] = GROUPS) -> str:
-    """All commands, all options and all exit codes."""
+    """Returns all commands, all options and all exit codes."""
     return _text(_full_lines(groups))
 
 
 def command_help(name: str) -> str:
-    """What `--help` of a command prints."""
+    """Returns the text that `--help` of a command prints."""
     command = table.COMMANDS[name]
     by_name = {option.name: option for option in OPTIONS}
     return help_of(command, f"aelastic {name}", [by_name[each] for each in command.job_options])

@@ -92,7 +92,7 @@ def main_and_exit(groups: Groups = GROUPS) -> NoReturn:
     """Runs the command line as this process (the console script, `python -m aelastic`).
 
     Args:
-        groups: the options there are.
+        groups: the available options.
     """
     _open_standard_streams()
     collect_rarely()
@@ -129,7 +129,7 @@ def _end_multiprocessing() -> None:
 
 
 def _end_helper(helper: Any) -> None:
-    with suppress(OSError):  # it has ended, and what it removes is gone
+    with suppress(OSError):  # it has ended, and the files it removes are gone
         helper._stop()  # noqa: SLF001  there is no other way
 
 
@@ -172,8 +172,8 @@ def _run_command(
 def collect_rarely() -> None:
     """Makes the garbage collector run rarely: an agent's objects are freed by their reference counts.
 
-    A leader of thousands of nodes makes hundreds of objects for each in a round; with the usual threshold of 700
-    the collector walks through all of them again and again, and takes a third of the round.
+    A leader of thousands of nodes makes hundreds of objects for each node in a round; with the usual threshold of 700
+    the collector traverses all of them repeatedly, and takes a third of the round.
     """
     import gc
 
@@ -207,7 +207,7 @@ async def _run(
 
     Args:
         live: the status line, if there is one.
-        stopped_by: gets the signals that have asked us to stop.
+        stopped_by: receives the signals that asked us to stop.
         owns_process: this process ends with the run.
     """
     import asyncio
@@ -225,7 +225,7 @@ async def _run(
     loop = asyncio.get_running_loop()
     _stderr.start()  # now: a worker may start threads up to the limit
     of_terminal = {} if live is None else terminal_handlers(loop, live)
-    handlers = {**of_terminal, **handlers_of(invocation, supervisor, stop)}  # what the user says of one comes first
+    handlers = {**of_terminal, **handlers_of(invocation, supervisor, stop)}  # the user's actions take precedence
     with handle_signals(loop, handlers, is_last=owns_process), _reaping_orphans(loop):
         return await supervisor.run()
 
@@ -260,7 +260,7 @@ def _streams_in_turns() -> Iterator[None]:
 
 
 def _may_draw(ui: str, environ: Mapping[str, str]) -> bool:
-    """True on a capable terminal; with `--ui auto`, not in CI, in Jupyter, or with NO_COLOR."""
+    """Returns true on a capable terminal; with `--ui auto`, not in CI, in Jupyter, or with NO_COLOR."""
     is_plain = ui == "auto" and any(environ.get(name, "").lower() not in _UNSET[name] for name in _UNSET)
     if ui == "off" or is_plain or environ.get("TERM", "dumb") in {"", "dumb"}:
         return False
@@ -273,7 +273,7 @@ def _may_draw(ui: str, environ: Mapping[str, str]) -> bool:
 
 
 def _observers(invocation: Invocation, live: StatusLine | None) -> list[Observer]:
-    """The status line, and observers that the environment of this process asks for."""
+    """Returns the status line, and the observers that the environment of this process enables."""
     observers: list[Observer] = [] if live is None else [live]
     if os.environ.get("NOTIFY_SOCKET"):
         from aelastic.export.systemd import SdNotify

@@ -1,7 +1,7 @@
-"""The options of the command line: spellings, defaults and words, in one table.
+"""The options of the command line: spellings, defaults and help texts, in one table.
 
-All of torchrun's options are in the table, and after them our own.  `parser` goes by the table; the readers of values
-are in `converters`.
+The table has all of torchrun's options, then our own.  `parser` uses the table; the readers of values are in
+`converters`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from aelastic.settings import (
     optional,
 )
 
-# Of those that shtab knows; torchrun has the first three where shtab is not installed.
+# Among the shells that shtab knows; torchrun has the first three if shtab is not installed.
 COMPLETION_SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")
 
 
@@ -92,12 +92,12 @@ class Option(NamedTuple):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that it takes; none if it takes other texts."""
+        """The words that the option accepts; none if it accepts other texts."""
         return self.read.args[0] if isinstance(self.read, partial) else ()
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """The names, and the long one with underscores where it has several words."""
+        """The names, and the long one with underscores if it has several words."""
         return tuple(dict.fromkeys([*self.names, "--" + self.dest]))
 
 
@@ -108,23 +108,23 @@ def _dest(name: str) -> str:
 def _option(
     names: str, read: Callable[[str], Any], default: str | None, metavar: str, text: str, *more: str, **ours: Any
 ) -> Option:
-    """An option of torchrun, with its `PET_` variable, and `more` variables after that."""
+    """Makes an option of torchrun, with its `PET_` variable, and `more` variables after that."""
     spelled = tuple(names.split())
     return _row(spelled, read, default, metavar, text, (f"PET_{_dest(spelled[-1]).upper()}", *more), **ours)
 
 
 def _own(name: str, read: Callable[[str], Any], default: str | None, metavar: str, text: str, **ours: Any) -> Option:
-    """An option that torchrun lacks, with its `AELASTIC_` variable."""
+    """Makes an option that torchrun lacks, with its `AELASTIC_` variable."""
     return _row((name,), read, default, metavar, text, (f"AELASTIC_{_dest(name).upper()}",), **ours)
 
 
 def _silent(name: str, read: Callable[[str], Any], metavar: str, text: str, **ours: Any) -> Option:
-    """An option of torchrun that has no variable."""
+    """Makes an option of torchrun that has no variable."""
     return _row((name,), read, None, metavar, text, (), **ours)
 
 
 def _row(*columns: Any, field: str | None = None, rule: Rule | None = None) -> Option:
-    """An option; by default it decides the field of its own name (with `_s` for seconds), if there is one."""
+    """Makes an option; by default it decides the field of its own name (with `_s` for seconds), if there is one."""
     if field is None:
         dest = _dest(columns[0][-1])
         field = next((name for name in (dest, f"{dest}_s") if name in RULES), "")

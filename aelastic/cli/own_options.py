@@ -1,4 +1,4 @@
-"""The options of a command that also takes those of a job, read as those are: a text first, then its value."""
+"""The own options of a command that also takes a job's options, read like those: first the text, then its value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aelastic.manual.table import COMMANDS
 
 
 def own_options(name: str) -> tuple[Option, ...]:
-    """Those of one command, in the order of its help."""
+    """Returns the options of one command, in the order of its help."""
     return tuple(
         Option(each.names, each.read if each.metavar else read_flag, each.default, each.metavar, each.text, ())
         for each in COMMANDS[name].arguments

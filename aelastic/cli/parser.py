@@ -57,7 +57,7 @@ class Setting(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """The variable that the value is from; empty for an option, and for a default."""
+        """The variable that the value comes from; empty for an option, and for a default."""
         return "" if self.is_default or self.source.startswith("-") else self.source.partition("=")[0]
 
 
@@ -107,10 +107,10 @@ def _options(groups: Groups) -> Iterator[Option]:
 
 
 def read_setting(option: Option, found: Mapping[str, Any], environ: Mapping[str, str]) -> Setting:
-    """One option's setting.
+    """Returns one option's setting.
 
     Args:
-        found: the texts that were given, by `dest`.
+        found: the texts from the command line, by `dest`.
 
     Raises:
         InputError: the text cannot be read.
@@ -132,7 +132,7 @@ def read_setting(option: Option, found: Mapping[str, Any], environ: Mapping[str,
 
 
 def _shown(text: str) -> str:
-    """The text for messages, without the passwords that `--rdzv-conf` takes for etcd."""
+    """Returns the text for messages, without the passwords that `--rdzv-conf` takes for etcd."""
     return re.sub(r"(?<=password=)[^,]+|(?<=://)[^/@]*@", "…", text)
 
 
@@ -173,13 +173,13 @@ class _ShowVersion(argparse.Action):
 
 
 def version_text() -> str:
-    """What `--version` prints."""
+    """Returns the text that `--version` prints."""
     found = versions()
     return f"aelastic {found['aelastic']} (torch {found['torch'] or 'not installed'}, Python {found['python']})"
 
 
 def versions() -> dict[str, str | None]:
-    """Those of aelastic, torch (`None` if it is not installed) and Python."""
+    """Returns the versions of aelastic, torch (`None` if it is not installed) and Python."""
     python = ".".join(map(str, sys.version_info[:3]))
     return {"aelastic": aelastic.__version__, "torch": aelastic.version_of("torch"), "python": python}
 
@@ -217,7 +217,7 @@ def _build_parser(groups: Groups = GROUPS) -> _Parser:
 
 
 def _find(argv: Sequence[str], groups: Groups, command: str) -> dict[str, Any]:
-    """The texts given on the command line by `dest`, `script` and `script_args` among them."""
+    """Returns the texts on the command line by `dest`, including `script` and `script_args`."""
     parser = _build_parser(groups)
     parser.command = command
     found, unknown = parser.parse_known_args(argv)
@@ -229,7 +229,7 @@ def _find(argv: Sequence[str], groups: Groups, command: str) -> dict[str, Any]:
 
 
 def unknown_option(name: str, groups: Groups) -> str:
-    """The message for an unknown option."""
+    """Returns the message for an unknown option."""
     from difflib import get_close_matches  # only a misspelled command line pays for it
 
     known = ["--version", "--help", "--help-all", *(name for option in _options(groups) for name in option.names)]

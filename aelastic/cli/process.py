@@ -34,7 +34,7 @@ Handlers: TypeAlias = Mapping[int, Callable[[], None]]
 # As long as the workers' output waits for the console (see `logs`).
 STALL_TIMEOUT_S = 30.0
 LOG_FORMAT = "aelastic: %(levelname).1s %(message)s"
-# Signals of a person at the terminal are obeyed at any time.
+# Signals from the terminal's keyboard are obeyed at any time.
 OF_KEYBOARD = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP})
 
 
@@ -57,7 +57,7 @@ class StderrWriter(logging.Handler):
             _show(item)
 
     def start(self) -> bool:
-        """Starts the thread, unless it runs; false where the host refuses it."""
+        """Starts the thread, unless it runs; returns false if the host refuses it."""
         if self._thread is None:
             thread = threading.Thread(target=self._write, name="stderr", daemon=True)
             try:
@@ -72,7 +72,7 @@ class StderrWriter(logging.Handler):
             _show(item)
 
     def finish(self) -> bool:
-        """Waits until everything is written; false if the console took nothing for `STALL_TIMEOUT_S`."""
+        """Waits until everything is written; returns false if the console is stalled after `STALL_TIMEOUT_S`."""
         if self._thread is None:
             return True
         self._queue.put(None)
@@ -127,7 +127,7 @@ def warnings_on_stderr() -> Iterator[None]:
 
 
 def handlers_of(invocation: Invocation, supervisor: Supervisor, stop: Callable[[int], None]) -> Handlers:
-    """What each signal does: one with an action of its own (`--on-signal`) does not stop the job."""
+    """Returns each signal's action: a signal with its own action (`--on-signal`) does not stop the job."""
     handlers: dict[int, Callable[[], None]] = {signum: partial(stop, signum) for signum in invocation.signals}
     return {**handlers, **{on.signum: partial(_act, supervisor, on) for on in invocation.on_signal}}
 
@@ -143,8 +143,8 @@ def _act(supervisor: Supervisor, on: OnSignal) -> None:
 def handle_signals(loop: AbstractEventLoop, handlers: Handlers, *, is_last: bool) -> Iterator[None]:
     """Makes the loop call the handler of each signal.
 
-    A signal that was ignored at the start (nohup, a shell's background job) stays ignored.  One that C code handles
-    stays with it in a program that lives on; a command that ends with the job takes it over.
+    A signal that was ignored at the start (nohup, a shell's background job) stays ignored.  A signal that C code
+    handles is left to it in a program that outlives the job; a command that ends with the job takes it over.
 
     Args:
         is_last: this process ends with the job; a signal that comes then, such as the SIGTERM after a `preStop`, is too
@@ -168,9 +168,9 @@ def handle_signals(loop: AbstractEventLoop, handlers: Handlers, *, is_last: bool
 
 
 def terminal_handlers(loop: AbstractEventLoop, line: StatusLine) -> Handlers:
-    """Draws again when the terminal has another size, and takes the rows away while a shell has the terminal.
+    """Redraws when the terminal's size changes, and erases the rows while a shell has the terminal.
 
-    A signal that is ignored, or is another's, is left out.
+    Signals that are ignored, or have another handler, are left out.
     """
 
     def suspend() -> None:

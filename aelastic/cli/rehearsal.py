@@ -45,7 +45,7 @@ def _read(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
 
 
 def _options_of_job(chosen: Settings) -> list[str]:
-    """The options given on the command line; agents read variables themselves."""
+    """Returns the options given on the command line; agents read variables themselves."""
     given = [(option, chosen.by_dest[option.dest]) for option in OPTIONS if option.dest != "standalone"]
     return [
         f"{option.name}={setting.text}" if option.metavar else option.name
@@ -55,7 +55,7 @@ def _options_of_job(chosen: Settings) -> list[str]:
 
 
 def _check_spelling(option: Option, chosen: Settings, typed: Sequence[str]) -> None:
-    """Refuses a shortened name: only options of a job can be shortened, as with torchrun."""
+    """Refuses a shortened name: only options of a job can be shortened, as in torchrun."""
     names = [word.partition("=")[0] for word in typed]
     if chosen.by_dest[option.dest].is_default or option.name in names:
         return

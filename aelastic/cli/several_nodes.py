@@ -1,4 +1,4 @@
-"""Rendezvous options of a job with several nodes: where they meet, and which of them this one is.
+"""Reads the rendezvous options of a job with several nodes: where they meet, and which of them this one is.
 
 No back end is contacted.
 """
@@ -19,14 +19,14 @@ _log = logging.getLogger(__name__)
 # `torch:NAME` is the handler that torchrun's agents use under that name, for a job with such agents: torch's own, and
 # ours for `etcd-v3`, so each back end has one.
 TORCH_PREFIX = "torch:"
-# The entry point group in which packages list rendezvous handlers of torch's kind, for torchrun and for us.
+# The entry point group in which packages list rendezvous handlers with torch's interface, for torchrun and for us.
 _HANDLERS = "torchrun.handlers"
 
 # torchrun's default port for several nodes.
 _MASTER_PORT = 29500
 # Schedulers that number the nodes of a job: an indexed job of Kubernetes, Slurm.
 _NODE_RANK_VARIABLES = ("JOB_COMPLETION_INDEX", "SLURM_NODEID")
-# Slurm's number of nodes of a step of srun; the second is also set for a batch script, which one node runs.
+# Slurm's number of nodes in an srun step; the second is also set for a batch script, which runs on one node.
 _NODES_VARIABLES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
 # What to read when a scheduler's variable is wrong, by how its name begins.
 _PAGES = {"SLURM": "docs/how-to/slurm.md", "JOB": "docs/how-to/kubernetes.md"}
@@ -35,7 +35,7 @@ _TOGETHER = ("rdzv_backend", "rdzv_endpoint", "master_addr", "master_port", "rdz
 
 
 def fields_of_nodes(chosen: Settings, environ: Mapping[str, str], fewest: int, most: int) -> dict[str, Any]:
-    """The fields of a `WorkerSpec` for a job with several nodes.
+    """Returns the fields of a `WorkerSpec` for a job with several nodes.
 
     Raises:
         InputError: the options contradict each other, or cannot work.
@@ -82,14 +82,14 @@ def fields_of_nodes(chosen: Settings, environ: Mapping[str, str], fewest: int, m
         variables = chosen.variables(*_TOGETHER)
         named = f" (set by variables: {', '.join(variables)})" if variables else ""
         raise InputError(f"{error}{named}", topic=error.topic or "a-rendezvous-setting-is-not-accepted") from None
-    # Of several endpoints none is the master's: workers meet at the node of rank 0, as with c10d.
+    # If there are several endpoints, none is the master's: workers meet at the node of rank 0, as with c10d.
     is_at_endpoint = is_static and not settings.has_several_endpoints
     host, port = split_endpoint(settings.endpoint) if is_at_endpoint else (None, None)
     return {"rdzv": settings, "master_addr": host, "master_port": port, "run_id": chosen["rdzv_id"]}
 
 
 def static_endpoint(chosen: Settings) -> str:
-    """Where the nodes of a static rendezvous meet."""
+    """Returns where the nodes of a static rendezvous meet."""
     if chosen["rdzv_endpoint"]:
         chosen.log_ignored("--rdzv-endpoint takes precedence", "master_addr", "master_port")
         return str(chosen["rdzv_endpoint"])
@@ -106,7 +106,7 @@ def _endpoint_of(host: str, port: int) -> str:
 
 
 def nodes_of_scheduler(chosen: Settings, environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """The number of nodes that Slurm gives a job that names its master and not `--nnodes`; `None` if it gives none.
+    """Returns Slurm's number of nodes for a job that names its master but not `--nnodes`; `None` if there is none.
 
     A batch script that runs a job on its own node also has `SLURM_NNODES`: a master that no other node can reach means
     that, unless srun has set its own variable.

@@ -32,9 +32,9 @@ _log = logging.getLogger(__name__)
 PRIVATE_ENDPOINTS = frozenset({"", "localhost:0", "127.0.0.1:0", "[::1]:0"})
 # The entry point group in which packages list `LogsSpecs` classes, for torchrun and for us.
 _LOGS_SPECS = "torchrun.logs_specs"
-# torch lists its own class under this name, ours takes its place.
+# torch lists its own class under this name; we use ours instead.
 _DEFAULT = "default"
-# Options that few scripts have themselves.
+# Our options that few scripts have themselves.
 _OF_THE_AGENT = (
     "nproc_per_node", "nnodes", "node_rank", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf",
     "max_restarts", "local_ranks_filter",
@@ -45,10 +45,10 @@ _OF_THE_AGENT = (
 
 
 def rendezvous_fields(chosen: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Back end, address, port and run id.
+    """Returns back end, address, port and run id.
 
     - `--standalone`: a single node, whatever else is given; it keeps its run id, which torchrun drops.
-    - `static` under a scheduler: what it says of nodes and ranks, where the command line does not.
+    - `static` under a scheduler: the scheduler's nodes and ranks, unless the command line sets them.
     - One node, `static`: its workers meet at the port or endpoint given, else at a free port.
     - One node, `c10d`, no endpoint or a private one: a single node, with its run id.
     - Anything else is a rendezvous.
@@ -79,12 +79,12 @@ def rendezvous_fields(chosen: Settings, environ: Mapping[str, str]) -> dict[str,
 
 
 def _given_id(chosen: Settings) -> str | None:
-    """The run id that the user has given, if any."""
+    """Returns the user's run id, if any."""
     return None if chosen.by_dest["rdzv_id"].is_default else chosen["rdzv_id"] or None
 
 
 def _single_node(chosen: Settings, run_id: str | None) -> dict[str, Any]:
-    """Workers meet at a free port; as torchrun's do, at `localhost` unless the node has another address."""
+    """Returns the fields of a single node: workers meet at a free port of `localhost`, or of `--local-addr`."""
     chosen.log_ignored("a single node has no other nodes to wait for", "rdzv_conf")
     return {"master_addr": chosen["local_addr"] or "localhost", "master_port": None, "run_id": run_id}
 
@@ -113,7 +113,7 @@ def _static_node(chosen: Settings) -> dict[str, Any]:
 
 
 def output_fields(chosen: Settings) -> dict[str, Any]:
-    """Folder, prefix and the class of a package; the other log options are fields without a change.
+    """Returns folder, prefix and a package's class; the other log options are fields unchanged.
 
     Raises:
         InputError: the folder cannot be written, or the class of `--logs-specs` is missing or raises.
@@ -141,10 +141,10 @@ def _check_can_write(folder: Path, source: str) -> None:
 
 
 def ui_of(chosen: Settings) -> Any:
-    """What a terminal shows while the job runs.
+    """Returns what a terminal shows while the job runs.
 
     Raises:
-        InputError: what that needs is not installed.
+        InputError: a package that this needs is not installed.
     """
     if chosen["ui"] == "view":
         from importlib.util import find_spec
@@ -155,7 +155,7 @@ def ui_of(chosen: Settings) -> Any:
 
 
 def logs_specs_of(chosen: Settings) -> Any:
-    """An object of the class that a package lists under the name given; `None` for our own.
+    """Returns an object of the class that a package lists under the given name; `None` for our own.
 
     Raises:
         InputError: the class is missing, or raises.
@@ -186,7 +186,7 @@ def logs_specs_of(chosen: Settings) -> Any:
 
 
 def _as_torchs(streams: Streams) -> Any:
-    """The choice in torch's own words, which a class derived from torch's compares by type."""
+    """Returns the choice as torch's own type, because a class derived from torch's compares by type."""
     torchs = getattr(sys.modules.get("torch.distributed.elastic.multiprocessing"), "Std", Std)
     if isinstance(streams, Std):
         return torchs(int(streams))
@@ -197,7 +197,7 @@ def _as_torchs(streams: Streams) -> Any:
 
 
 def hang_fields(chosen: Settings) -> dict[str, Any]:
-    """Fields of hang detection; refuses its options where they would have no effect."""
+    """Returns the fields of hang detection; refuses its options if they would have no effect."""
     timeout, expected, ranks = chosen["hang_timeout"], chosen["expect_output"], chosen.by_dest["expect_output_ranks"]
     is_timed = timeout is not None
     for dest, is_used in (("hang_signals", is_timed), ("hang_action", is_timed or expected is not None)):
@@ -218,7 +218,7 @@ def hang_fields(chosen: Settings) -> dict[str, Any]:
 
 
 def check_effects(chosen: Settings, local_world_size: int) -> None:
-    """Looks for options that name what this job does not have.
+    """Looks for options about things that this job does not have.
 
     Raises:
         InputError: the job would show, or watch, nothing.
@@ -228,7 +228,7 @@ def check_effects(chosen: Settings, local_world_size: int) -> None:
     _check_meeting_point(chosen)
     there = range(local_world_size)
     is_single_node = chosen["standalone"] or chosen["nnodes"][1] == 1
-    # Elsewhere a node may have more workers than this one.
+    # Other nodes may have more workers than this one.
     log = _log.warning if is_single_node else _log.info
     has_files = _any_of(chosen["tee"], there) or _any_of(chosen["redirects"], there)
     _check_ranks(chosen, "local_ranks_filter", there, log, is_needed=is_single_node and not has_files)
@@ -250,7 +250,7 @@ def _any_of(streams: Std | Mapping[int, Std], ranks: Iterable[int], of: Std = St
 
 
 def _check_ranks(chosen: Settings, dest: str, there: range, log: Callable[..., None], *, is_needed: bool) -> None:
-    """Logs ranks that do not exist; refuses if one is needed and none exists."""
+    """Logs ranks that do not exist; raises if one is needed and none exists."""
     if not chosen[dest]:
         return
     source, missing = chosen.source(dest), sorted(set(chosen[dest]) - set(there))
@@ -278,12 +278,12 @@ def _check_rdzv_keys(chosen: Settings) -> None:
         return
     from aelastic.rdzv.settings import BACKENDS, KEYS, is_used
 
-    for key in repeated_keys(chosen.by_dest["rdzv_conf"].text or ""):  # torchrun takes the last, and says nothing
+    for key in repeated_keys(chosen.by_dest["rdzv_conf"].text or ""):  # torchrun silently takes the last
         _log.warning("--rdzv-conf: key %s is given several values, and the last one is used", key)
     backend = chosen["rdzv_backend"]
     if backend not in BACKENDS:
-        return  # its handler may read any
-    # Such a node has no others to wait for, so that no key has an effect.
+        return  # its handler may read any key
+    # A single node waits for no others, so no key has an effect.
     is_alone = chosen["standalone"] or (backend == "static" and chosen["nnodes"][1] == 1)
     for key in chosen["rdzv_conf"]:
         if key not in KEYS:
@@ -293,7 +293,7 @@ def _check_rdzv_keys(chosen: Settings) -> None:
 
 
 def _check_arguments(chosen: Settings) -> None:
-    """Looks for our own options among the script's arguments: they begin behind the script."""
+    """Looks for our own options among the script's arguments, which follow the script."""
     for arg in chosen.script_args:
         name = arg.partition("=")[0].replace("_", "-")
         dest = name.removeprefix("--").replace("-", "_")
@@ -312,7 +312,7 @@ def _check_meeting_point(chosen: Settings) -> None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A question at the end of a message; empty if nothing is close."""
+    """Returns a question for the end of a message; empty if no known word is similar."""
     from difflib import get_close_matches  # only a misspelled command line pays for it
 
     close = get_close_matches(word, sorted(known), n=1)

@@ -1,4 +1,4 @@
-"""Observers that hand what happens to programs of others; each is imported where it is asked for.
+"""Observers that report to other programs; each is imported only if it is enabled.
 
 - `trainer`: progress, to Kubeflow's Trainer
 - `otel`: rounds and restarts as traces, over OTLP

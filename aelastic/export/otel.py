@@ -1,8 +1,8 @@
-"""Rounds and restarts as OpenTelemetry traces (the extra `otel`), sent by OTLP over HTTP.
+"""Sends rounds and restarts as OpenTelemetry traces (the extra `otel`), by OTLP over HTTP.
 
-One trace for a run, on all of its nodes: its id follows from the run id.  Each node has a span `run`; in it one for
-each round, with the phases of that round, and one for each restart, from the first worker's end until all run again.
-Failures are events of the round's span.
+A run has one trace for all of its nodes: its id follows from the run id.  Each node has a span `run`, which holds one
+span for each round, with the phases of that round, and one for each restart, from the first worker's end until all run
+again.  Failures are events of the round's span.
 
 The SDK is imported in a thread once the run has begun; what happens before waits for it.  A collector that is away, or
 refuses, costs one warning; the SDK's own words about it are dropped, those of other exporters in this program are not.
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Where to send, as the SDK has it; the traces' own comes first.
+# The SDK's variables for where to send; the one for traces comes first.
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
-# Attributes of a round's span, and of a recovery in place, as the run events call them.
+# Attributes of a round's span, and of a recovery in place, named as in the run events.
 _OF_ROUND = "round", "generation", "restart_count", "group_rank", "group_world_size", "world_size", "in_place"
 _OF_RECOVERY = "workers_kept", "workers_replaced", "step", "source_rank", "duration_s"
-# Events that wait for the SDK's import, which takes a second or so.
+# How many events wait for the SDK's import, which takes about a second.
 WAITING_MAX = 1000
 
 
 def traces_of(env: Mapping[str, str]) -> Traces | None:
-    """The observer that traces a run, if the environment names a collector and the SDK is installed."""
+    """Returns the observer that traces a run, if the environment names a collector and the SDK is installed."""
     if not any(env.get(name) for name in ENDPOINTS) or env.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
         return None
     if env.get("OTEL_SDK_DISABLED", "").lower() == "true":
@@ -60,14 +60,14 @@ class Traces(Observer):
     """The traces of one run.
 
     Args:
-        service: what they are of, in the collector's words.
+        service: the name of the service, as the collector shows it.
     """
 
-    close_timeout_s = 3.0  # for what is left to be sent
+    close_timeout_s = 3.0  # to send the rest
 
     def __init__(self, service: str) -> None:
         self._service = service
-        self._waiting: list[tuple[ev.RunEvent, float]] | None = []  # for the SDK; `None`: it is here
+        self._waiting: list[tuple[ev.RunEvent, float]] | None = []  # for the SDK; `None` once it is imported
         self._provider: TracerProvider | None = None
         self._spans: _Spans | None = None
 
@@ -81,13 +81,13 @@ class Traces(Observer):
         self._open(await run_sync(self._load, abandon_on_cancel=True))
 
     async def aclose(self) -> None:
-        if self._provider is None:  # a run that was over before
+        if self._provider is None:  # the run was over before the import
             self._open(await run_sync(self._load, abandon_on_cancel=True))
         assert self._provider is not None
         await run_sync(self._provider.shutdown, abandon_on_cancel=True)
 
     def _load(self) -> Resource:
-        """In a thread: imports the SDK, and asks its detectors where this process runs, which may take seconds."""
+        """Imports the SDK and runs its resource detectors, in a thread, because this may take seconds."""
         import_module(_EXPORTER)
         from opentelemetry.sdk.resources import Resource
 
@@ -104,7 +104,7 @@ class Traces(Observer):
         if began is not None:
             digest = hashlib.sha256(began.run_id.encode(errors="replace")).digest()
             ids.generate_trace_id = lambda: int.from_bytes(digest[:16])
-        # Not the process' own provider: the program around us may have one.
+        # Not the process's own provider: the program around us may have one.
         self._provider = TracerProvider(id_generator=ids, resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(_Exporter()))
         offset_ns = time.time_ns() - int(aio.now() * 1e9)
@@ -114,11 +114,11 @@ class Traces(Observer):
 
 
 class _Spans:
-    """Run events in, spans out.
+    """Turns run events into spans.
 
     Args:
-        tracer: the SDK's.
-        offset_ns: what wall time is ahead of the events' clock.
+        tracer: the SDK's tracer.
+        offset_ns: how far wall time is ahead of the events' clock.
     """
 
     def __init__(self, tracer: Tracer, offset_ns: int) -> None:
@@ -200,7 +200,7 @@ class _Spans:
 
 
 class _Exporter:
-    """The SDK's exporter, whose failures are told once, by us."""
+    """The SDK's exporter, whose failures we log once."""
 
     def __init__(self) -> None:
         exporter = import_module(_EXPORTER)

@@ -1,8 +1,8 @@
 """Notifies systemd of the job's state (`sd_notify(3)`), for a unit of `Type=notify`: `docs/how-to/systemd.md` has one.
 
-systemd gets: once, that the workers run; once, that the agent leaves, and how long this may take; the job's state, on
-change; and, as often as its watchdog wants, that the loop turns.  Nothing here blocks: if the socket has no room, the
-newest message of each kind is sent soon after.
+systemd is notified once that the workers run; once that the agent leaves, and how long this may take; of the job's
+state, on change; and, as often as its watchdog requires, that the loop runs.  Nothing here blocks: if the socket has no
+room, the newest message of each kind is sent soon after.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from aelastic.observe.status_text import SEPARATOR, WORDS_MAX, StatusText, cut
 
 _log = logging.getLogger(__name__)
 
-# A socket without room has ten datagrams waiting (`net.unix.max_dgram_qlen`), which are read in no time.
+# A full socket has ten datagrams waiting (`net.unix.max_dgram_qlen`), which are read in no time.
 RETRY_INTERVAL_S = 0.05
 # Between the last worker's end and the agent's: a console that stalls has 30 s (`logs`), observers have 5 s.
 LEAVE_S = 40.0
-USEC_DIGITS_MAX = 20  # 64 bits, as systemd has it
+USEC_DIGITS_MAX = 20  # 64 bits, as in systemd
 
 
 class SdNotify(Observer):
@@ -33,7 +33,7 @@ class SdNotify(Observer):
 
     Args:
         env: the agent's environment: `NOTIFY_SOCKET`, `WATCHDOG_USEC`, `WATCHDOG_PID`.
-        shutdown_timeout_s: how long workers have to end when they are asked to.
+        shutdown_timeout_s: how long workers may take to end when they are asked to.
     """
 
     def __init__(self, env: Mapping[str, str], shutdown_timeout_s: float) -> None:
@@ -41,7 +41,7 @@ class SdNotify(Observer):
         self._address = "\0" + name[1:] if name.startswith("@") else name
         self._socket: socket.socket | None = None  # until the first message
         self._stop_us = round(1e6 * (shutdown_timeout_s + KILL_COUNT_MAX * KILL_WAIT_S + LEAVE_S))
-        # As systemd recommends: twice in the time after which its watchdog kills us.
+        # As systemd recommends: twice within the time after which its watchdog kills us.
         text, is_ours = env.get("WATCHDOG_USEC", ""), env.get("WATCHDOG_PID", "") in {"", str(os.getpid())}
         is_number = text.isascii() and text.isdigit() and len(text) <= USEC_DIGITS_MAX
         self._interval_s = int(text) / 2e6 if is_number and is_ours else 0.0  # 0: off
@@ -53,7 +53,7 @@ class SdNotify(Observer):
         self._is_full = anyio.Event()
 
     def tell(self, event: ev.RunEvent, now: float) -> None:
-        # The first part, the time that has passed, changes without an event.
+        # Not the first part, elapsed time, which changes without an event.
         text = SEPARATOR.join(StatusText(self.run_state).parts(now)[1:])
         said: dict[str, str] = {}
         match event:

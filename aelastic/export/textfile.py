@@ -1,9 +1,9 @@
-"""Metrics of a run in a file, for node_exporter's textfile collector (`--metrics-textfile`).
+"""Writes metrics of a run to a file, for node_exporter's textfile collector (`--metrics-textfile`).
 
-Written before anything is started, every few seconds, and at the end: what the run ended with stays readable however
-rarely something looks.  Each time a new file takes the place of the old one, so a reader gets a whole one.  Every
-series carries the run id and the file's name: the collector gives all files of a machine the same `instance`, and
-takes no series twice.
+The file is written before anything is started, every few seconds, and at the end: the final values stay readable,
+however rarely it is read.  A new file replaces the old one each time, so readers always get a whole file.  Every series
+carries the run id and the file's name: the collector gives all files of a machine the same `instance`, and accepts no
+series twice.
 
 The disk may be slow, or gone: a thread writes, only the newest text, and neither the run nor its end waits for it for
 long.
@@ -27,7 +27,7 @@ from aelastic.observe.run_events import RunEvent
 
 _log = logging.getLogger(__name__)
 
-# node_exporter is mostly asked every 15 s or less often.
+# node_exporter is usually scraped every 15 s or less often.
 WRITE_INTERVAL_S = 15.0
 
 
@@ -35,9 +35,9 @@ class MetricsTextfile(Observer):
     """The metrics of one run, in a file.
 
     Args:
-        path: the file; its folder must be there.
+        path: the file; its folder must exist.
         run_id: the job's name, a label of every series.
-        exposition: of the run.
+        exposition: the status and metrics of the run.
     """
 
     def __init__(self, path: Path, run_id: str, exposition: Exposition) -> None:
@@ -62,7 +62,7 @@ class MetricsTextfile(Observer):
             raise InputError(f"metrics textfile {self._path} cannot be written ({why}): choose another path") from None
 
     def tell(self, event: RunEvent, now: float) -> None:
-        """The exposition hears it."""
+        """Does nothing: the exposition receives the events."""
 
     async def run(self) -> None:
         while True:
@@ -84,11 +84,11 @@ class MetricsTextfile(Observer):
     async def _write(self) -> None:
         self._asked += 1
         text = self._exposition.metrics_text(self._common)
-        # A disk that hangs keeps the thread, not the run.
+        # A disk that hangs blocks the thread, not the run.
         await anyio.to_thread.run_sync(self._replace, self._asked, text.encode(), abandon_on_cancel=True)
 
     def _replace(self, number: int, text: bytes) -> None:
-        """Puts a new file in the place of the old one, in a thread."""
+        """Replaces the file by a new one, in a thread."""
         with self._writing:
             if number != self._asked:
                 return  # a newer text waits

@@ -1,9 +1,9 @@
-"""Progress for Kubeflow's Trainer, which shows it as `status.trainerStatus` of the TrainJob (KEP-2779, Trainer 2.2).
+"""Posts progress to Kubeflow's Trainer, which shows it as `status.trainerStatus` of the TrainJob (KEP-2779, 2.2).
 
-The Trainer names its status server in the pod's environment: an URL, the certificate of its authority, and a file with
-a token, which the kubelet renews.  One request is under way at a time, in a thread: a server that is slow, away, or
-refuses, costs the run nothing but one warning.  The first and the last node of a round post, since a script's progress
-comes from its first or its last rank; with one request in 5 s, a job of any size makes two.
+The Trainer names its status server in the pod's environment: a URL, the certificate of its authority, and a file with
+a token, which the kubelet renews.  At most one request runs at a time, in a thread: a server that is slow, unreachable
+or refuses costs the run only one warning.  The first and the last node of a round post, because a script's progress
+comes from its first or its last rank; so a job of any size makes two requests in 5 s.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from aelastic.observe.observer import Observer
 _log = logging.getLogger(__name__)
 
 URL, CA_CERT, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
-# The Trainer asks for 5 s at least between two requests; a server that fails is left alone for longer and longer.
+# The Trainer requires at least 5 s between two requests; for a server that fails, the interval grows.
 INTERVAL_S = 5.0
 INTERVAL_MAX_S = 60.0
 REQUEST_TIMEOUT_S = 5.0
 LAST_TIMEOUT_S, LAST_TIMEOUT_OF_FAILING_S = 3.0, 1.0
-# Of a refusal, what is said.
+# How much of a refusal is read.
 ANSWER_BYTES_MAX = 4096
 INT32_MAX = (1 << 31) - 1
 
 
 class StatusServer(Record):
-    """Where to post, and what with."""
+    """Where to post, and the credentials."""
 
     url: str
     ca_cert: Path
@@ -49,7 +49,7 @@ class StatusServer(Record):
 
 
 def status_server(env: Mapping[str, str]) -> StatusServer | None:
-    """The Trainer's status server; `None` where none is named, or what is named cannot be used, which is logged."""
+    """Returns the Trainer's status server; `None` if none is named, or it cannot be used, which is logged."""
     if not (url := env.get(URL, "")):
         return None
     missing = next((name for name in (CA_CERT, TOKEN) if not env.get(name)), None)
@@ -70,7 +70,7 @@ class TrainerStatus(Observer):
     """Posts the progress of one run.
 
     Args:
-        server: the Trainer's.
+        server: the Trainer's status server.
     """
 
     def __init__(self, server: StatusServer) -> None:
@@ -112,16 +112,16 @@ class TrainerStatus(Observer):
                     "KUBEFLOW_TRAINER_SERVER_ variables", error, extra={"topic": "progress-is-not-posted"},
                 )  # fmt: skip
             self._interval_s = min(2 * self._interval_s, INTERVAL_MAX_S)
-            self._news.set()  # what was not taken is posted later
+            self._news.set()  # progress that was not accepted is posted later
         else:
             self._interval_s = INTERVAL_S
 
 
 def described(progress: ev.Progressed, state: WorkerState | None, now: datetime) -> dict[str, Any]:
-    """A `trainerStatus`; what is not known is left out.
+    """Returns a `trainerStatus`, without fields that are unknown.
 
     Args:
-        state: of a run that is over.
+        state: the final state of a run that is over.
     """
     names = "step", "total_steps", "steps_per_second"
     metrics = zip(names, (progress.step, progress.total, progress.steps_per_s), strict=True)
@@ -140,14 +140,14 @@ def described(progress: ev.Progressed, state: WorkerState | None, now: datetime)
 
 
 def post_status(server: StatusServer, body: bytes, timeout_s: float) -> None:
-    """Sends one status.  Blocks; reads token and certificate anew, since both are renewed while the job runs.
+    """Sends one status.  Blocks; reads token and certificate again, because both are renewed while the job runs.
 
     Raises:
-        OSError: the server is not there, is not the one that the certificate is of, or did not take it.
-        HTTPException: what is there speaks no HTTP.
+        OSError: the server is unreachable, does not match the certificate, or refused the status.
+        HTTPException: the server does not speak HTTP.
     """
     url = urlsplit(server.url)
-    assert url.hostname is not None  # `status_server` has looked
+    assert url.hostname is not None  # checked by `status_server`
     token = server.token.read_text().strip()
     context = ssl.create_default_context(cafile=str(server.ca_cert))
     connection = http.client.HTTPSConnection(url.hostname, url.port, timeout=timeout_s, context=context)
@@ -164,7 +164,7 @@ def post_status(server: StatusServer, body: bytes, timeout_s: float) -> None:
 
 
 def _why(said: bytes) -> str:
-    """The message of a Kubernetes `Status`, on one line."""
+    """Returns the message of a Kubernetes `Status`, on one line."""
     try:
         message = json.loads(said)["message"]
     except (ValueError, TypeError, KeyError):

@@ -1,7 +1,7 @@
 """The HTTP server of an agent: probes, status, metrics, stacks.
 
 `server` answers, at an `address`, within the `limits` of connections; `stacks_endpoint` takes stack dumps for clients.
-`foreign_server` runs a server of torch's kind instead, which the program gives.
+`foreign_server` runs a server with torch's interface instead, which the program supplies.
 """
 
 __all__ = ["foreign_server", "server", "stacks_endpoint"]

@@ -10,7 +10,7 @@ from aelastic.core.record import Record
 from aelastic.errors import InputError
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
 
-# Clients are on this host, unless the user says otherwise.
+# Clients are on this host, unless the user chooses otherwise.
 LOOPBACK = "127.0.0.1"
 # Clients wait in the kernel while we are busy; its usual limit (`somaxconn` before Linux 5.4) is no higher.
 BACKLOG = 128
@@ -21,7 +21,7 @@ class Address(Record):
 
     text: str  # as the user wrote it
     host: str
-    port: int  # 0: any that is free
+    port: int  # 0: any free port
 
 
 def read_address(text: str) -> Address:
@@ -45,14 +45,14 @@ def read_address(text: str) -> Address:
 
 
 def listen_at(address: Address) -> socket.socket:
-    """A socket that listens.  Looks the host's name up, which may block.
+    """Returns a listening socket.  Looks the host's name up, which may block.
 
     Raises:
         InputError: the address cannot be used.
     """
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no name server would take
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no name server would accept
         _refuse(address.text, f"the host cannot be found ({getattr(error, 'strerror', None) or error})")
     reason: OSError | None = None
     for family, _, _, _, where in sorted(found, key=lambda each: each[0] != socket.AF_INET):  # as most clients do
@@ -66,7 +66,7 @@ def listen_at(address: Address) -> socket.socket:
 def _listen(family: int, where: tuple[object, ...]) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # An agent that starts again must not wait for what is left of the last one's connections (`tcp(7)`).
+        # An agent that starts again must not wait for remains of the last one's connections (`tcp(7)`).
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
         listener.listen(BACKLOG)
@@ -83,7 +83,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def close(listener: socket.socket) -> None:
-    """Closes it, also if a forked worker has inherited it."""
+    """Closes the socket, even if a forked worker has inherited it."""
     with suppress(OSError):  # closed already
         listener.shutdown(socket.SHUT_RDWR)
     listener.close()

@@ -1,7 +1,7 @@
-"""A health check server of torch's kind, which the program gives: it is started, polls the agent, and is stopped.
+"""Runs a health check server with torch's interface, supplied by the program: starts it, lets it poll, and stops it.
 
-Its methods may block and may raise: each call has a thread of its own, and a time limit.  What comes of it is logged;
-it is never the reason why a job ends.
+Its methods may block and may raise: each call has its own thread and a time limit.  Failures are logged, and never end
+a job.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from aelastic.observe.run_events import RunEvent
 
 _log = logging.getLogger(__name__)
 
-# A server that listens is started in milliseconds; one whose `start` serves returns at the end only.
+# A server that listens starts in milliseconds; one whose `start` serves returns only at the end.
 START_TIMEOUT_S = 10.0
-# Within what an observer has to close (`observer.CLOSE_TIMEOUT_S`).
+# Within an observer's time to close (`observer.CLOSE_TIMEOUT_S`).
 STOP_TIMEOUT_S = 3.0
-# `alive` gives whole seconds.
+# `alive` returns whole seconds.
 TICK_S = 1.0
 
 
 def foreign_server_of(
     given: HealthCheckServer | HealthCheckServerFactory, read_port: Callable[[], int | None]
 ) -> ForeignServer | None:
-    """The observer that runs a given server, if there is to be one.
+    """Returns the observer that runs a given server; `None` if no server should run.
 
     Args:
-        given: a server, ours or torch's; or what makes one, if there is a port to be made for.
-        read_port: the port that the environment asks for.
+        given: a server, ours or torch's; or a factory, which is called if there is a port.
+        read_port: returns the port that the environment names, if any.
 
     Raises:
-        InputError: the environment does not make sense.
+        InputError: the environment's value is invalid.
     """
     if isinstance(given, NoHealthCheckServer):
         return None
@@ -62,7 +62,7 @@ class ForeignServer(Observer):
     """Observer that runs one server.
 
     Args:
-        make: makes or returns the server; its argument gives the time of the last progress.
+        make: makes or returns the server; its argument returns when the agent's loop was last alive.
     """
 
     def __init__(self, make: Callable[[Callable[[], int]], HealthCheckServer]) -> None:
@@ -71,11 +71,11 @@ class ForeignServer(Observer):
         self._seen_alive = _now()
 
     def alive(self) -> int:
-        """When the agent's loop was last seen turning, in seconds of the wall clock.  For any thread."""
+        """Returns when the agent's loop last ran, in seconds of the wall clock.  Callable from any thread."""
         return self._seen_alive
 
     def tell(self, event: RunEvent, now: float) -> None:
-        """Nothing to do: it polls `alive`."""
+        """Does nothing: the server polls `alive`."""
 
     async def run(self) -> None:
         async with anyio.create_task_group() as tasks:
@@ -90,7 +90,7 @@ class ForeignServer(Observer):
         server.start()
 
     def close(self) -> None:
-        """Nothing is held before `run`."""
+        """Does nothing: nothing is open before `run`."""
 
     async def aclose(self) -> None:
         if self._server is not None:
@@ -98,13 +98,13 @@ class ForeignServer(Observer):
 
 
 async def _call(what: str, function: Callable[[], Any], timeout_s: float) -> None:
-    """Calls in a thread; a daemon, since the interpreter's end must not wait for it either."""
+    """Calls a function in a thread; a daemon, so that the interpreter's end does not wait for it either."""
     loop, is_over = asyncio.get_running_loop(), asyncio.Event()
 
     def body() -> None:
         try:
             function()
-        except BaseException as error:  # noqa: BLE001  a user's; the job is worth more
+        except BaseException as error:  # noqa: BLE001  the user's code; the job is worth more
             _log.warning(
                 "the health check server's %s failed: %s: %s",
                 what,

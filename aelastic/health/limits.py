@@ -1,11 +1,11 @@
-"""Connection limits of the health server: how many clients, how fast, and for how long.
+"""Limits the connections of the health server: how many, how fast, and for how long.
 
-aiohttp limits what a request may hold; this limits the connections.
+aiohttp limits the size of requests; this module limits connections.
 
-- Few are open at a time.  For one more, the oldest that has not sent a request is closed, else the oldest of all: a
-  thousand silent clients keep no probe out.
+- Few are open at a time.  To accept one more, the oldest that has not sent a request is closed, or else the oldest of
+  all: a thousand silent clients cannot block a probe.
 - A connection is for one request, and is closed after a while, however slow the client is.
-- New ones are accepted at a limited rate; clients that come faster wait in the kernel, not in our loop.
+- Connections are accepted at a limited rate; clients that come faster wait in the kernel, not in our loop.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from aelastic.aio import OUT_OF_FILES_PAUSE_S, attach, next_connection, wait_rea
 
 _log = logging.getLogger(__name__)
 
-# A probe, a scraper and some people need a handful.  Of what a process may open (1,024 files by default), an eighth
-# at most: the rest is for workers.
+# A probe, a scraper and some people need a handful.  At most an eighth of the files that a process may open (1,024 by
+# default): the rest is for workers.
 CONNECTIONS_MAX = 128
 SHARE_OF_FILES = 8
 CONNECTIONS_MIN = 4
 # A scraper waits 10 s by default (Prometheus' `scrape_timeout`), a kubelet 1 s (`timeoutSeconds`).
 LIFE_S = 10.0
-# An answer costs up to a millisecond: so many in a second are a fifth of a core at most.
+# An answer costs up to a millisecond, so this rate takes at most a fifth of a core.
 ACCEPTS_PER_S = 200
 
 Dropped: TypeAlias = Literal["slow", "crowd"]
@@ -38,7 +38,7 @@ DROPPED: tuple[Dropped, ...] = ("slow", "crowd")
 
 
 def connections_max() -> int:
-    """How many connections are open at a time, at most."""
+    """Returns how many connections may be open at a time."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return CONNECTIONS_MAX
@@ -49,9 +49,9 @@ class ConnectionLimits:
     """Accepts connections of a listening socket, within limits.
 
     Args:
-        listener: non-blocking.  Not closed here.
-        make_handler: makes aiohttp's handler of one connection.
-        on_dropped: called for each connection that is closed for a limit.
+        listener: a non-blocking socket.  Not closed here.
+        make_handler: makes aiohttp's handler for one connection.
+        on_dropped: called for each connection that is closed because of a limit.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class ConnectionLimits:
         self._make_handler = make_handler
         self._on_dropped = on_dropped
         self._most = connections_max()
-        self._since: dict[Any, float] = {}  # handlers of open connections, oldest first; lost ones until the next look
+        self._since: dict[Any, float] = {}  # handlers of open connections, oldest first; lost ones until the next check
         self._answered: set[Any] = set()  # handlers whose request has come
         self._has_warned = False
 
     def __len__(self) -> int:
-        """How many connections are open."""
+        """Returns how many connections are open."""
         self._forget_lost()
         return len(self._since)
 
     async def run(self) -> None:
-        """Accepts, until cancelled."""
+        """Accepts connections, until cancelled."""
         while True:
             await wait_readable(self._listener)
             try:
@@ -99,11 +99,11 @@ class ConnectionLimits:
         self._since[handler] = aio.now()  # now: a handler without a transport counts as lost
 
     def has_asked(self, handler: Any) -> None:
-        """The request of a connection has come."""
+        """Notes that the request of a connection has arrived."""
         self._answered.add(handler)
 
     def drop_slow(self, now: float) -> None:
-        """Closes connections whose time is over.  To be called every second or so."""
+        """Closes connections whose time is over.  Call it about every second."""
         self._forget_lost()
         for handler in [each for each, since in self._since.items() if now - since >= LIFE_S]:
             self._drop(handler, "slow")

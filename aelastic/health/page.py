@@ -1,7 +1,7 @@
-"""The page that a browser gets at `/`: what `/status` says, for people, taken anew every two seconds.
+"""The page at `/` for browsers: `/status` for people, refreshed every two seconds.
 
-`page.html`, beside this file, in the look of the timeline.  Its script asks this server alone, changes nothing, and
-shows what comes as text; the policy lets no other script run.
+The page is `page.html`, beside this file, in the style of the timeline.  Its script queries only this server, changes
+nothing, and shows the answers as text; the policy lets no other script run.
 """
 
 from __future__ import annotations

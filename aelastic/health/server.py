@@ -1,9 +1,9 @@
 """The HTTP server of an agent: probes, status, metrics, stacks.
 
-Made if `TORCHELASTIC_HEALTH_CHECK_PORT` asks for it.  It listens before anything is started, answers through rendezvous
+Enabled by `TORCHELASTIC_HEALTH_CHECK_PORT`.  The server listens before anything is started, answers during rendezvous
 and exit barrier, and closes at the end, or when a scraper has seen the end (`--linger`).  It runs on the agent's own
-loop, so an answer of `/livez` proves that the loop turns.  aiohttp is imported, in a thread, when the first connection
-comes: a start does not wait for it.
+loop, so an answer of `/livez` proves that the loop runs.  aiohttp is imported, in a thread, on the first connection:
+a start does not wait for it.
 
 Clients may be slow, hostile, or ten thousand: `limits.py` bounds their connections, aiohttp their requests.  There is
 no authentication: the loopback address is for this machine's users, and another address is the user's decision.  But a
@@ -56,16 +56,16 @@ if TYPE_CHECKING:
     from aelastic.health.foreign_server import ForeignServer
 
 _log = logging.getLogger(__name__)
-# What aiohttp says of clients that make no sense, which is theirs to know.
+# aiohttp's log lines about invalid requests, which only concern the clients.
 _aiohttp_log = logging.getLogger(f"{__name__}.aiohttp")
 _aiohttp_log.disabled = True
 
-# The longest line a request may have, and how many; a path of ours has ten characters, a browser sends 20 lines.
+# The longest line of a request, and how many lines it may have; our paths have ten characters, browsers send 20 lines.
 LINE_BYTES_MAX = 4096
 HEADERS_MAX = 32
 # A slow disk may take its time; an import that takes longer never ends.
 IMPORT_TIMEOUT_S = 60.0
-# Handlers end with their connections, which are gone.
+# Handlers end with their connections, which are already closed.
 SHUTDOWN_TIMEOUT_S = 1.0
 LOOK_AGAIN_S = 0.01
 
@@ -80,12 +80,12 @@ async def open_health(
     expose: Callable[[], Exposition],
     linger_s: float = 0.0,
 ) -> HealthServer | ForeignServer | None:
-    """Makes the server, if the environment or the program asks for one.
+    """Makes the server, if the environment or the program requests one.
 
     Args:
-        where: what `TORCHELASTIC_HEALTH_CHECK_PORT` says, or "".
-        given: a server of torch's kind to take instead, or what makes one.
-        expose: gives the run's status and metrics.
+        where: the value of `TORCHELASTIC_HEALTH_CHECK_PORT`, or "".
+        given: a server with torch's interface to use instead, or a factory for one.
+        expose: makes the run's status and metrics.
         linger_s: how long the end of a run stays readable.
 
     Raises:
@@ -110,7 +110,7 @@ async def open_health(
 
 
 def request_counters(registry: Registry) -> tuple[Family, Family]:
-    """What the server counts of itself: requests answered, connections dropped."""
+    """Returns the server's own counters: requests answered, connections dropped."""
     answered = registry.counter("aelastic_http_requests_total", "Answered requests.", "path", "code")
     text = "Connections closed because of a limit."
     return answered, registry.counter("aelastic_http_connections_dropped_total", text, "reason", start=DROPPED)
@@ -120,9 +120,9 @@ class HealthServer(Observer):
     """HTTP server of one run.
 
     Args:
-        address: as the user gave it.
+        address: the user's address.
         listener: where clients connect; closed at the end.
-        collect_stacks: takes the workers' stacks; its argument says why.
+        collect_stacks: takes the workers' stacks; its argument is the reason.
         exposition: the run's status and metrics.
         linger_s: how long the end of a run that was not asked to stop stays readable, unless a scraper reads it.
     """
@@ -179,7 +179,7 @@ class HealthServer(Observer):
         self._is_over.set()
 
     async def _linger(self) -> None:
-        """Answers on, so that a scraper that comes now and then sees how the run ended."""
+        """Continues to answer, so that a periodic scraper sees how the run ended."""
         _log.warning(
             "the run is over: waiting up to %g s for a request of %s/metrics; SIGTERM ends the wait",
             self._linger_s, url_of(self._listener),
@@ -205,17 +205,17 @@ class HealthServer(Observer):
         server, self._server = self._server, None
         if server is not None:
             with anyio.CancelScope(shield=True):
-                await anyio.lowlevel.checkpoint()  # connections learn that they are gone
+                await anyio.lowlevel.checkpoint()  # lets connections notice that they are closed
                 await server.shutdown(SHUTDOWN_TIMEOUT_S)
 
     def close(self) -> None:
-        """Listens no more; also where the run never began."""
+        """Stops listening, even if the run never began."""
         close(self._listener)
         if self._limits is not None:
             self._limits.drop_all()
 
     async def _open_limits(self) -> ConnectionLimits:
-        """What accepts connections, once the first has come."""
+        """Waits for the first connection, and returns the limits that accept connections."""
         await anyio.wait_readable(self._listener)
         with anyio.fail_after(IMPORT_TIMEOUT_S):
             web = await run_sync(import_module, "aiohttp.web", abandon_on_cancel=True)
@@ -270,7 +270,7 @@ class HealthServer(Observer):
             return _text("a bug in aelastic: see the agent's log\n", 500)
 
     def _is_welcome(self, request: BaseRequest) -> bool:
-        """False for a request that a web page may have made."""
+        """Returns false for a request that a web page may have made."""
         if request.method not in {"GET", "HEAD"} and "Origin" in request.headers:
             return False
         if self._hosts is None or "Host" not in request.headers:

@@ -1,4 +1,4 @@
-"""Stack dumps over HTTP."""
+"""Takes stack dumps for HTTP clients."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from aelastic.aio import run_sync
 from aelastic.core.record import Record
 from aelastic.observe.run_events import StacksTaken
 
-# Stacks are there in 2 s; the disk they are read from may be slow.
+# Stacks take up to 2 s; the disk they are read from may be slow.
 TIMEOUT_S = 8.0
-# A client that asks again within it gets the same: each dump stops the workers for some milliseconds.
+# A client that asks again within this time gets the same dump: each one stops the workers for some milliseconds.
 INTERVAL_S = 1.0
-# Of one worker, and of all: 100 threads with 10 frames have 64 KiB, and a person reads no more than some of them.
+# For one worker, and for all: 100 threads with 10 frames have 64 KiB, and a person reads no more than some of them.
 FILE_BYTES_MAX = 64 << 10
 BYTES_MAX = 1 << 20
-# One time is at most so long (`stacks.OUTPUT_BYTES_MAX`).
+# One dump is at most this long (`stacks.OUTPUT_BYTES_MAX`).
 TAIL_BYTES = 1 << 20
 _HEAD = b"=== "
 
 
 class Collection(Record):
-    """Stacks of this node's workers, as they were taken."""
+    """One dump of the stacks of this node's workers."""
 
     taken: StacksTaken | None = None
     texts: Mapping[int, str] = MappingProxyType({})  # by local rank
@@ -35,10 +35,10 @@ class Collection(Record):
 
 
 class StacksEndpoint:
-    """Serialises stack dumps for HTTP clients: those that ask at the same time get the same.
+    """Serialises stack dumps for HTTP clients: those that ask at the same time get the same dump.
 
     Args:
-        collect_stacks: takes the workers' stacks; its argument says why.
+        collect_stacks: takes the workers' stacks; its argument is the reason.
     """
 
     def __init__(self, collect_stacks: Callable[[str], Awaitable[StacksTaken]]) -> None:
@@ -48,11 +48,11 @@ class StacksEndpoint:
         self._began_at = self._ended_at = -INTERVAL_S
 
     async def take(self) -> Collection:
-        """Stacks that are taken now, or were a moment ago."""
+        """Returns stacks taken now or a moment ago."""
         asked_at = aio.now()
         async with self._turn:
             if self._ended_at < asked_at and aio.now() - self._ended_at >= INTERVAL_S:
-                await anyio.sleep_until(self._began_at + INTERVAL_S)  # a client may ask, and go away at once
+                await anyio.sleep_until(self._began_at + INTERVAL_S)  # a client may ask and leave at once
                 self._began_at = aio.now()
                 try:
                     with anyio.fail_after(TIMEOUT_S):
@@ -66,11 +66,11 @@ class StacksEndpoint:
 
 
 def texts_of(taken: StacksTaken) -> dict[int, str]:
-    """What was written for each worker, by local rank; of what is long, the beginning."""
+    """Returns the dump of each worker, by local rank; only the beginning of long ones."""
     found: dict[int, str] = {}
     left = BYTES_MAX
     for rank in sorted(taken.source) if taken.path else ():
-        # In a folder of its own, or in one that ranks share.
+        # In the worker's own folder, or in one that ranks share.
         for path in (os.path.join(taken.path, str(rank), "stack.txt"), os.path.join(taken.path, f"stack_{rank}.txt")):
             with suppress(OSError):
                 data = _last_of(path)[: min(left, FILE_BYTES_MAX)]
@@ -81,7 +81,7 @@ def texts_of(taken: StacksTaken) -> dict[int, str]:
 
 
 def _last_of(path: str) -> bytes:
-    """Each time is added at the end, under a line that begins with `===`."""
+    """Returns the last dump in the file: each is appended, under a line that begins with `===`."""
     with open(path, "rb") as file:
         file.seek(max(0, os.path.getsize(path) - TAIL_BYTES))
         data = file.read(TAIL_BYTES)

@@ -1,6 +1,6 @@
-"""The output files of one attempt, and the folders they are in: made and opened in a thread, since a disk may hang.
+"""Makes and opens the output files of one attempt, and their folders, in a thread, because a disk may hang.
 
-Nothing here is shared with the event loop: what was opened is handed over as a whole, or closed here.
+Nothing here is shared with the event loop: the open files are handed over all together, or closed here.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ DROPPED = Path(os.devnull)
 
 
 class WorkerFiles(Record):
-    """Where one worker's output goes in one attempt; `None` is the agent's own stream."""
+    """Where one worker's output goes in one attempt; `None`: the agent's own stream."""
 
     stdout: Path | None
     stderr: Path
     error_file: Path
-    return_file: Path  # what a function returns
+    return_file: Path  # the return value of a function
 
 
 class Shown:
-    """A file that is followed, and where it is shown.
+    """A followed file, and where it is shown.
 
     Args:
-        stream: the console stream that shows it; `None`: none does.
+        stream: the console stream that shows it; `None` if none does.
     """
 
     def __init__(self, follower: Follower, stream: Std | None, sink: Sink) -> None:
@@ -57,7 +57,7 @@ class Shown:
 
 
 class AttemptFiles:
-    """What was opened for the workers of one attempt."""
+    """The open files of one attempt's workers."""
 
     def __init__(self) -> None:
         self.files: dict[int, WorkerFiles] = {}  # by local rank
@@ -75,11 +75,11 @@ class AttemptOpener:
     """Makes and opens the files of one attempt.
 
     Args:
-        spec: what is asked for.
+        spec: the worker spec, with the log options.
         attempt: counts generations, from 0.
         scratch: the folder for files that are not kept.
-        sinks: the console's.
-        ended: a folder of the attempt before that is not kept, and goes; `None`: there is none.
+        sinks: the sinks of the console.
+        ended: the previous attempt's folder, which is removed; `None` if it is kept, or there is none.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class AttemptOpener:
         self._is_over = False
 
     def open(self, lay_out: Callable[[], LogsDest], envs: Mapping[int, dict[str, str]]) -> AttemptFiles:
-        """Opens all of them.  May block.
+        """Opens all files.  May block.
 
         Args:
             lay_out: makes the folders, and names the files.
@@ -104,7 +104,7 @@ class AttemptOpener:
 
         Raises:
             OSError: a file cannot be made.
-            InputError: `lay_out` has not named one that is needed.
+            InputError: `lay_out` did not name a file that is needed.
         """
         try:
             if self._ended is not None:
@@ -125,7 +125,7 @@ class AttemptOpener:
         return self._opened
 
     def abandon(self) -> None:
-        """Has what was opened closed again: nothing waits for it any more."""
+        """Closes the opened files, now or once `open` is done: nothing waits for them any more."""
         with self._lock:
             self._is_abandoned = True
             if self._is_over:
@@ -136,7 +136,7 @@ class AttemptOpener:
         stdout = touched(dest.stdouts.get(rank, INHERITED))
         if self._spec.watches_output or (stdout is None and self._sinks[Std.OUT].may_stall):
             stdout = self._in_a_file(stdout, f"stdout_{name}.log", rank, env, Std.OUT)
-        # Also of dropped output the end is searched for the cause of the worker's death.
+        # Even if output is dropped, its end is searched for the cause of the worker's death.
         stderr = touched(dest.stderrs.get(rank, INHERITED))
         stderr = self._in_a_file(stderr, f"stderr_{name}.log", rank, env, Std.ERR)
         for stream, teed, filtered, texts in self._teed(dest):
@@ -151,15 +151,15 @@ class AttemptOpener:
                 named.append((chosen, self._follow(path, chosen, None, DescriptorSink(into, is_ours=True))))
             for unnamed, shown in named if PID in prefix else ():
                 shown.rank, shown.unnamed = rank, unnamed
-        self._limit(stdout, stderr)  # after the followers that it waits for
+        self._limit(stdout, stderr)  # after the followers that it must wait for
         error_file = env.get(ERROR_FILE_VARIABLE) or dest.error_files.get(rank, "")
-        if error_file in {"", os.devnull}:  # not kept: the agent needs one all the same
+        if error_file in {"", os.devnull}:  # not kept, but the agent needs one
             error_file = str(self._scratch / f"error_{name}.json")
         env[ERROR_FILE_VARIABLE] = error_file
         return WorkerFiles(stdout, stderr, Path(error_file), self._scratch / f"return_value_{name}.pickle")
 
     def _limit(self, *paths: Path | None) -> None:
-        """Has only the end kept of files that are kept, where that is wanted."""
+        """Limits kept files to their ends if `--keep-log-size` is given."""
         for path in dict.fromkeys(path for path in paths if path is not None and path.is_file()):
             if self._spec.log_max_bytes is not None and path.parent != self._scratch:
                 from aelastic.logs.expected_output import OutputSearch
@@ -167,7 +167,7 @@ class AttemptOpener:
                 self._follow(path, OutputSearch([]), None, keeps=self._spec.log_max_bytes)
 
     def _teed(self, dest: LogsDest) -> Sequence[tuple[Std, Mapping[int, str], str, Sequence[str]]]:
-        """Of each stream, the files that the console shows, too, and the file for lines with one of some texts."""
+        """Returns, by stream, the files that the console also shows, the file for filtered lines, and the filters."""
         found = [
             (Std.OUT, dest.tee_stdouts, dest.filtered_stdout, self._spec.duplicate_stdout_filters),
             (Std.ERR, dest.tee_stderrs, dest.filtered_stderr, self._spec.duplicate_stderr_filters),
@@ -181,7 +181,7 @@ class AttemptOpener:
         return found
 
     def _in_a_file(self, path: Path | None, name: str, rank: int, env: Mapping[str, str], stream: Std) -> Path:
-        """A stream's file, searched; one that is not kept is scratch, shown as if the worker wrote to the console."""
+        """Returns a stream's file, searched; scratch if not kept, then shown as if the worker wrote to the console."""
         if path is None or path == DROPPED:
             shown_on, path = stream if path is None else None, self._scratch / name
             path.touch()
@@ -192,7 +192,7 @@ class AttemptOpener:
         return path
 
     def _splitter(self, prefix: bytes | None, rank: int, stream: Std | None) -> PrefixedLines | LiveLines:
-        """How a stream is split for where it is shown."""
+        """Returns the splitter for a stream, by where it is shown."""
         if stream is None or not self._sinks[stream].is_live:
             return PrefixedLines(prefix)
         has_others = self._spec.local_world_size > 1
@@ -202,7 +202,7 @@ class AttemptOpener:
         return LiveLines(prefix, (rank, int(stream)), label, holds_text=has_others)
 
     def _search(self, path: Path, rank: int, env: Mapping[str, str]) -> None:
-        """Searches a worker's file for what is expected of it, and for its progress."""
+        """Has a worker's file searched for expected output and for progress."""
         expected, progress = self._spec.expect_output, self._spec.progress
         is_expected = expected is not None and expected.concerns(env)
         if not (is_expected or progress) or not path.is_file():
@@ -224,7 +224,7 @@ class AttemptOpener:
             "role_name": env["ROLE_NAME"],
             "rank": env["RANK"],
             "local_rank": rank,
-            "hostname": os.uname().nodename,  # the short name, as torchrun has it: it stands on every line
+            "hostname": os.uname().nodename,  # the short name, as in torchrun: it is on every line
             "pid": PID.decode(),
         }
         return Template(template).safe_substitute(words).encode("utf-8", "surrogateescape")
@@ -251,7 +251,7 @@ class AttemptOpener:
 
 
 def temporary_folder(otherwise: Path | None) -> Path:
-    """The folder for scratch: the system's, else the one given.
+    """Returns the folder for scratch: the system's, or else the given one.
 
     Raises:
         InputError: there is neither.
@@ -267,7 +267,7 @@ def temporary_folder(otherwise: Path | None) -> Path:
 
 
 def touched(path: str) -> Path | None:
-    """A file that exists from now on; `None` for the agent's own stream."""
+    """Makes a file if it does not exist; returns its absolute path, or `None` for the agent's own stream."""
     if path == INHERITED:
         return None
     absolute = Path(os.path.abspath(path))
@@ -279,7 +279,7 @@ def touched(path: str) -> Path | None:
 
 
 def link_latest(root: Path) -> None:
-    """Makes `latest` beside the folder of the run lead to it: the old link, or the new one, at any time."""
+    """Points `latest`, beside the folder of the run, to that folder, atomically."""
     new = root.with_name(f".{root.name}.latest")
     try:
         new.symlink_to(root.name)
@@ -287,14 +287,14 @@ def link_latest(root: Path) -> None:
         return  # a file system without links
     try:
         new.replace(root.with_name("latest"))
-    except OSError:  # there is a folder of that name
+    except OSError:  # a folder has that name
         with suppress(OSError):
             new.unlink()
 
 
 @contextmanager
 def refusing(what: str, remedy: str) -> Iterator[None]:
-    """Turns an `OSError` into an `InputError` that says which folder cannot be written, and what to do."""
+    """Turns an `OSError` into an `InputError` that names the folder that cannot be written, and the remedy."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Searches worker output for what `--expect-output` and `--progress` ask: lines, or frames of a progress bar.
+"""Searches worker output, by line or progress-bar frame, for the patterns of `--expect-output` and `--progress`.
 
-An `OutputSearch` is fed what the worker writes, as the console is (`lines.Splitter`), and shows nothing of it: its
-matchers get all of it.  They are asked at intervals.  Of what is expected one match is enough between two questions,
-and what follows it is passed over; of progress the last match counts, and lines are searched from the last one back.
-So a worker that writes what is searched for costs next to nothing, however much it writes.
+An `OutputSearch` is fed a worker's output like the console (`lines.Splitter`), but shows nothing and passes everything
+to its matchers, which are polled at intervals.  For expected output one match per poll is enough, and the output after
+it is skipped; for progress the last match counts, and lines are searched backwards.  So a worker whose output matches
+costs next to nothing, however much it writes.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-# A longer line is searched in pieces of about this size: a pattern should not have to go through megabytes of one line.
+# A longer line is searched in pieces of about this size, so that no pattern runs over megabytes of one line.
 LINE_BYTES_MAX = 1 << 14
 
 
-# What a counter of steps may have: it goes into floats and 64 bits.
+# A step counter has at most this many digits: it must fit into a float and 64 bits.
 DIGITS_MAX = 15
 
 
 class Matcher(Protocol):
-    """What is searched for in one stream of one worker."""
+    """A search in one stream of one worker."""
 
     def feed(self, data: bytes) -> None: ...
 
 
 class OutputSearch:
-    """A splitter that shows nothing: its matchers get what the worker writes."""
+    """A splitter that shows nothing, and passes the worker's output to its matchers."""
 
     is_open = False
 
@@ -46,11 +46,11 @@ class OutputSearch:
         return b""
 
     def interrupt(self) -> None:
-        """Nothing to end: nothing is shown."""
+        """Does nothing: no line is shown that could be ended."""
 
 
 class Step(NamedTuple):
-    """How far a worker is, by its own words."""
+    """How far a worker is, according to its output."""
 
     step: int
     total: int | None
@@ -59,7 +59,7 @@ class Step(NamedTuple):
 class ProgressMatcher:
     """The search for the newest step in one stream of one worker.
 
-    A thread feeds it; reading `step` from another changes nothing.
+    One thread feeds it; another may read `step`, which changes nothing.
 
     Args:
         pattern: a regular expression whose first group is the step, and whose second, if there is one, the last step.
@@ -83,10 +83,10 @@ class ProgressMatcher:
 
     @property
     def step(self) -> Step | None:
-        """The newest step; one in an incomplete line counts if something follows its numbers.
+        """The newest step; a step in an incomplete line counts if more text follows its numbers.
 
-        A buffer that is full when it holds `step 12` may go on with `50`, seconds or hours later; or never, where its
-        worker has died.
+        If a buffer was full after `step 12`, it may continue with `50`, seconds or hours later; or never, if the worker
+        has died.
         """
         text = self._tail.decode(errors="replace")
         match = self._find(text)
@@ -97,9 +97,9 @@ class ProgressMatcher:
 
     @property
     def last_step(self) -> Step | None:
-        """The newest step of a worker that has ended by itself: the end of its last line counts.
+        """The newest step of a worker that has ended by itself: an incomplete last line counts.
 
-        Not if it is below the step before: `os._exit` leaves the rest of a number in its buffer.
+        It does not count if its step is below the previous one: `os._exit` loses the rest of a number in its buffer.
         """
         found = self._step_in(self._tail.decode(errors="replace"))
         if found is None or (self._last is not None and found.step < self._last.step):
@@ -117,7 +117,7 @@ def _step_of(match: re.Match[str]) -> Step | None:
 
 
 def _whole(text: str | None) -> int | None:
-    """A number, with or without separators; `None` if it is none."""
+    """Parses a whole number, with or without separators; returns `None` if the text is not one."""
     digits = "" if text is None else text.strip().replace(",", "").replace("_", "")
     return int(digits) if digits.isdecimal() and len(digits) <= DIGITS_MAX else None
 
@@ -131,20 +131,20 @@ class ExpectedOutputMatcher:
 
     def __init__(self, pattern: str) -> None:
         self._find = re.compile(pattern).search
-        # One thread feeds, another asks: each of these is written by one of the two.
-        self._found = 0  # by `feed`: once between two questions
-        self._asked: int | None = 0  # by `ask`: what had been found; `None`: `stop` was called
+        # One thread feeds, another asks: each of these is written by only one of the two.
+        self._found = 0  # by `feed`: at most once between two calls of `ask`
+        self._asked: int | None = 0  # by `ask`: `_found` at that time; `None`: `stop` was called
         self._found_tails = 0  # by `ask`
-        self._found_tail = b""  # by `ask`: the one that was counted last
-        self._tail = b""  # by `feed`: of a line that is not complete yet
+        self._found_tail = b""  # by `ask`: the tail that was counted last
+        self._tail = b""  # by `feed`: the beginning of an incomplete line
         self._lines = 0  # by `feed`: how often one became complete
-        self._found_tail_at = 0  # by `ask`: which line that tail is of
-        self._is_amid = False  # by `feed`: the line's beginning was passed over
+        self._found_tail_at = 0  # by `ask`: the line of that tail
+        self._is_amid = False  # by `feed`: the line's beginning was skipped
 
     def ask(self) -> int:
-        """How many questions, this one included, found a new match."""
+        """Returns how many calls, including this one, found a new match."""
         tail, line = self._tail, self._lines
-        is_new = (tail, line) != (self._found_tail, self._found_tail_at)  # a bar that stands still matches once
+        is_new = (tail, line) != (self._found_tail, self._found_tail_at)  # a bar that does not change matches once
         if self._asked == self._found and tail and is_new and self._find(tail.decode(errors="replace")):
             self._found_tail, self._found_tail_at = tail, line
             self._found_tails += 1
@@ -154,7 +154,7 @@ class ExpectedOutputMatcher:
         return found + self._found_tails
 
     def stop(self) -> None:
-        """Ends the search: no more questions follow."""
+        """Ends the search: `ask` is not called again."""
         self._asked = None
 
     def feed(self, data: bytes) -> None:
@@ -172,7 +172,7 @@ class ExpectedOutputMatcher:
         is_found = False
         if newline:
             self._lines += 1
-            # All of them decoded at once, and nothing of Python between two lines: hundreds of megabytes a second.
+            # Decoding all lines at once, without Python code between lines, makes hundreds of megabytes a second.
             is_found = any(map(self._find, lines.decode(errors="replace").split("\n")))
         if len(self._tail) > LINE_BYTES_MAX:
             is_found |= self._find(self._tail.decode(errors="replace")) is not None

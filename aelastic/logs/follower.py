@@ -1,7 +1,7 @@
-"""A follower: reads a worker's log file while it grows, as `tail -f` does, and splits it for the console.
+"""Reads a worker's log file while it grows, as `tail -f` does, and splits it for the console.
 
-The file is the buffer: a line that is not complete yet stays there, and memory holds one chunk.  Once a worker has
-died, `tail_of` gives the end of what it wrote to stderr, which tells why.
+The file is the buffer: an incomplete line stays there, and memory holds one chunk.  Once a worker has died, `tail_of`
+returns the end of its stderr, which shows why.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pathlib import Path
 
 from aelastic.logs.lines import Splitter
 
-# Read and shown at once.  More is slower: larger buffers miss the cache, and are mapped anew each time (`mallopt(3)`).
+# Read and shown at once.  Larger buffers are slower: they miss the cache and are mapped again each time (`mallopt(3)`).
 CHUNK_BYTES = 1 << 15
-# The beginning of a line up to this length is read again with the rest of it, which is simpler than to keep it.
+# The beginning of a line up to this length is read again with the rest of it, which is simpler than keeping it.
 SHORT_BYTES = 1 << 12
-# Of a worker's stderr, what is searched for the cause of its death.
+# The end of a worker's stderr that is searched for the cause of its death.
 TAIL_BYTES = 1 << 16
-# How a traceback begins, and how much of it is kept where its end is further away than that.
+# How a traceback begins, and how much of it is kept if its end is further away than that.
 TRACEBACK = b"Traceback (most recent call last)"
 HEAD_BYTES = 1 << 15
-# An exception's message may be long: so far back its traceback's beginning is looked for.  Takes 10 ms.
+# An exception's message may be long: how far back the beginning of its traceback is looked for.  Takes 10 ms.
 SEARCH_BYTES = 16 << 20
 _STEP_BYTES = 1 << 20
 # Blocks that have been shown are freed in steps of this size.
@@ -30,14 +30,14 @@ PUNCH_BYTES = 1 << 20
 
 
 class Follower:
-    """One file that is followed from where it ends now.
+    """Follows one file from its current end.
 
     Args:
-        path: an existing file; what it holds already is passed over.
-        splitter: how it is shown.
+        path: an existing file; its current contents are skipped.
+        splitter: splits the file for where it is shown.
         is_scratch: blocks that have been shown are freed, and `close` removes the file.
-        keeps: of a file that is kept, so many bytes of its end are; blocks before that are freed; `None`: all are.
-        sharers: others that follow the same file; only blocks that they have read, too, are freed.
+        keeps: how many bytes at the end of a kept file are kept; blocks before them are freed; `None`: all are kept.
+        sharers: other followers of the same file; only blocks that they have also read are freed.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class Follower:
         self._sharers = sharers
         self._fd = os.open(path, os.O_RDONLY if self._keeps is None else os.O_RDWR)
         end = os.fstat(self._fd).st_size
-        self.can_free = keeps is None or self._free(end, 1)  # tried where there is nothing yet
+        self.can_free = keeps is None or self._free(end, 1)  # tried where the file has no data yet
         # Offsets in the file: shown <= showable <= read.
         self._shown_to = end
         self._showable_to = end  # the splitter has taken everything before it
         self._read_to = end  # beyond `_showable_to`: the beginning of a line that is held back
-        self._ends_at: int | None = None  # set by `end`: what comes later is the next attempt's
+        self._ends_at: int | None = None  # set by `end`: later output is the next attempt's
         self._freed_to = 0
         self._has_more = False  # the last chunk was not the last of the file
 
@@ -72,10 +72,10 @@ class Follower:
         return self._fd
 
     def end(self, at: int | None) -> None:
-        """The worker has ended: what comes later is not shown.
+        """Notes that the worker has ended: later output is not shown.
 
         Args:
-            at: where the file ends; `None` if that is not known: no more is read.
+            at: where the file ends; `None` if unknown: no more is read.
         """
         if not self.is_ended:
             self._ends_at = self._read_to if at is None else at
@@ -87,7 +87,7 @@ class Follower:
         return self._shown_to
 
     def size(self) -> int:
-        """The offset at which the file ends now, or has ended; up to where it was read if it has been closed."""
+        """Returns where the file ends, or ended when the worker did; how far it was read if it has been closed."""
         if self._ends_at is not None:
             return self._ends_at
         try:
@@ -97,7 +97,7 @@ class Follower:
 
     @property
     def is_within_line(self) -> bool:
-        """True if the next piece continues a line, which should not be torn."""
+        """True if the next piece continues a line, which should not be split."""
         return self._shown_to < self._showable_to
 
     @property
@@ -106,7 +106,7 @@ class Follower:
         return not self._has_more and not self.is_within_line
 
     def next_piece(self, *, is_ended: bool) -> bytes | None:
-        """The next piece that may be shown; `None` if there is none for now.
+        """Returns the next piece that may be shown; `None` if there is none for now.
 
         Args:
             is_ended: `end` has been called, so the last line is shown without its newline.
@@ -135,10 +135,10 @@ class Follower:
         try:
             return os.pread(self._fd, count, begin)
         except OSError:
-            return b""  # the disk fails, or a file server is gone: the worker gets that error, too
+            return b""  # the disk fails, or a file server is gone: the worker also gets that error
 
     def _show(self, data: bytes) -> bytes:
-        self._shown_to += len(data) or self._showable_to - self._shown_to  # what cannot be read any more is passed over
+        self._shown_to += len(data) or self._showable_to - self._shown_to  # unreadable data is skipped
         if self._is_scratch and (at := data.rfind(TRACEBACK)) >= 0:
             self.traceback = data[at : at + HEAD_BYTES]
         elif self.traceback and len(self.traceback) < HEAD_BYTES:
@@ -151,7 +151,7 @@ class Follower:
         return self.splitter.feed(data)
 
     def _free(self, begin: int, count: int) -> bool:
-        """Gives blocks of the file back to the disk; lengths and offsets stay.  False where that cannot be done."""
+        """Frees blocks of the file on the disk; lengths and offsets stay.  Returns false if that is not possible."""
         return _fallocate is not None and _fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, begin, count) == 0
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ class Follower:
 
 
 def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
-    """fallocate(2): the standard library has no call that gives a part of a file back."""
+    """Returns fallocate(2): the standard library has no call that frees a part of a file."""
     try:
         function = ctypes.CDLL(None).fallocate
     except (AttributeError, OSError):
@@ -178,12 +178,12 @@ _fallocate = _find_fallocate()
 
 
 def tail_of(path: Path, seen: bytes, *, is_searched: bool) -> str:
-    """The end of a file; "" if it cannot be read.  May block, as disks do.
+    """Returns the end of a file; "" if it cannot be read.  May block, as disks do.
 
     Args:
         path: the file.
         seen: the beginning of the last traceback that was seen in it, which may have been freed since.
-        is_searched: if no traceback begins in the end of the file, what is given begins with the last one before it.
+        is_searched: if no traceback begins in the end of the file, the result begins with the last one before it.
     """
     if not path.is_file():
         return ""  # opening a FIFO would wait for a writer
@@ -202,11 +202,11 @@ def tail_of(path: Path, seen: bytes, *, is_searched: bool) -> str:
 
 
 def _last_traceback(file: int, end: int) -> bytes:
-    """Where a file's last traceback begins, and what follows; empty if none does."""
+    """Returns a file's last traceback, and what follows; empty if there is none."""
     stop = max(0, end - SEARCH_BYTES)
     while end > stop:
         begin = max(stop, end - _STEP_BYTES)
-        # A little more, for one that begins here and ends there.
+        # A little more, for a marker that begins in this step and ends in the next.
         at = os.pread(file, end - begin + len(TRACEBACK), begin).rfind(TRACEBACK)
         if at >= 0:
             return os.pread(file, HEAD_BYTES, begin + at)

@@ -1,13 +1,13 @@
-"""How one worker's output is split for the console: lines with prefixes, progress bars, filtered lines.
+"""Splits one worker's output for the console: lines with prefixes, progress bars, filtered lines.
 
-`PrefixedLines` and `FilteredLines` get what a worker has written, in chunks as they come.  `takes` answers how much of
-it may be shown already: whole lines, and what follows the last of them where the worker draws a progress bar (a
-carriage return in it) or has written a very long line.  What is not taken is asked about again; the file is the buffer.
-`feed` gives what has been taken as the console is to show it: every byte, and the prefix where text begins after a
-newline or a carriage return.  The result does not depend on how the output is chunked.
+`PrefixedLines` and `FilteredLines` receive a worker's output, in chunks as they come.  `takes` returns how much of a
+chunk may be shown already: whole lines, and the text after the last of them if the worker draws a progress bar (it has
+a carriage return) or has written a very long line.  Bytes that are not taken are offered again; the file is the buffer.
+`feed` returns the bytes that were taken as the console should show them: every byte, and the prefix where text begins
+after a newline or a carriage return.  The result does not depend on how the output is chunked.
 
-Where another worker's text has to be shown while a line is open, that line is ended first (`interrupt`).  The newline
-that the worker writes for it later is then left out; if more text comes instead, it goes on below, with its prefix.
+If another worker's text must be shown while a line is open, that line is ended first (`interrupt`).  The newline that
+the worker writes for it later is then left out; if more text comes instead, it continues below, with its prefix.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from typing import Protocol
 
 # An unfinished line is held back up to this length; a longer one is shown as it comes.
 LINE_BYTES_MAX = 1 << 24
-# Stands in a prefix for the id of a process that has not been started yet.
+# Placeholder in a prefix for the id of a process that has not been started yet.
 PID = b"\0pid\0"
 
 
 class Splitter(Protocol):
-    """What the follower of a file, and a sink, ask of `PrefixedLines`, `FilteredLines` and `OutputSearch`."""
+    """The interface of `PrefixedLines`, `FilteredLines` and `OutputSearch` for followers and sinks."""
 
     @property
     def is_open(self) -> bool:
         """True if a line has been shown in part."""
 
     def takes(self, chunk: bytes, held: int, *, more: bool) -> int:
-        """How many bytes of a chunk may be shown now, together with those held back before; 0: none of either.
+        """Returns how many bytes of a chunk may be shown now, after those held back before; 0: none of either.
 
         Args:
             held: bytes before the chunk that have not been taken yet; there is no newline in them.
-            more: the rest of the chunk's last line can be had at once.
+            more: the rest of the chunk's last line can be read at once.
         """
 
     def feed(self, data: bytes) -> bytes: ...
 
     def end(self) -> bytes:
-        """What is shown when nothing follows any more."""
+        """Returns what is shown once no more output follows."""
 
     def interrupt(self) -> None:
-        """The open line has been ended, because another worker's text comes next."""
+        """Notes that the open line has been ended, because another worker's text comes next."""
 
 
 class Line(Enum):
@@ -55,7 +55,7 @@ class Line(Enum):
     RETURNED = auto()  # text, then a carriage return: the next text overwrites it, and needs the prefix
     FRAME = auto()  # text after a carriage return
     INTERRUPTED = auto()  # ended by `interrupt`: a newline that follows has been shown already
-    INTERRUPTED_BAR = auto()  # the same, of a bar
+    INTERRUPTED_BAR = auto()  # the same for a bar
 
     @property
     def is_open(self) -> bool:
@@ -71,12 +71,12 @@ class Line(Enum):
 
     @property
     def needs_prefix(self) -> bool:
-        """True if text has to begin with the prefix."""
+        """True if text must begin with the prefix."""
         return self is not Line.TEXT and self is not Line.FRAME
 
     @property
     def has_text(self) -> bool:
-        """False if even an empty line has to begin with the prefix."""
+        """False if even an empty line must begin with the prefix."""
         return self in (Line.TEXT, Line.RETURNED, Line.FRAME)
 
     def after_text(self) -> Line:
@@ -90,7 +90,7 @@ class PrefixedLines:
     """The output as it is, with a prefix at the beginning of each line.
 
     Args:
-        prefix: `None` for a stream that is shown as if the worker had written it itself: nothing is held back.
+        prefix: `None` for a stream that is shown as if the worker wrote to the console itself: nothing is held back.
     """
 
     def __init__(self, prefix: bytes | None) -> None:
@@ -140,7 +140,7 @@ class PrefixedLines:
         return shown
 
     def _feed_slowly(self, data: bytes) -> bytes:
-        """`feed` for a bar, for a held carriage return, and for an interrupted line."""
+        """`feed` for a bar, a held carriage return, or an interrupted line."""
         if self._holds_return:
             data, self._holds_return = b"\r" + data, False
         if self._line.is_interrupted:
@@ -185,17 +185,17 @@ class PrefixedLines:
 
 
 def _has_frames(data: bytes) -> bool:
-    """True if some carriage return is not, or may not be, part of a line's ending."""
+    """Returns true if a carriage return is not, or may not be, part of a line's ending."""
     return b"\r" in data and (data.endswith(b"\r") or data.count(b"\r") > data.count(b"\r\n"))
 
 
 def without_newline(data: bytes) -> bytes:
-    """The data without a newline at its beginning."""
+    """Returns the data without a newline at its beginning."""
     return data[1:] if data.startswith(b"\n") else data.removeprefix(b"\r\n")
 
 
 class FilteredLines:
-    """The whole lines of the output that contain one of some texts (torch: `--duplicate-stdout-filters`)."""
+    """The whole lines of the output that contain one of the given texts (torch: `--duplicate-stdout-filters`)."""
 
     is_open = False
 
@@ -231,4 +231,4 @@ class FilteredLines:
         return self._chosen(rest + b"\n") if rest else b""
 
     def interrupt(self) -> None:
-        """Nothing to end: lines are whole."""
+        """Does nothing: all lines are whole."""

@@ -1,12 +1,12 @@
-"""How one worker's output is split for a terminal with live rows: whole lines above, what is still open below.
+"""Splits one worker's output for a terminal with live rows: whole lines above, open lines below.
 
-A line goes above the live rows when it is complete, and stays there.  What is open is given as `rows`, to be drawn
-below, again and again: a progress bar is one row that changes, and goes above with its last state when its newline
-comes.  Several rows are open where a worker draws below its own bar and comes back (`ESC [ A`, as tqdm does for nested
-bars).  A row is final when the worker writes below it without coming back.
+A complete line goes above the live rows, and stays there.  Open lines are `rows`, redrawn below: a progress bar is one
+row that changes, and goes above with its last state when its newline comes.  Several rows are open if a worker draws
+below its own bar and comes back (`ESC [ A`, as tqdm does for nested bars).  A row is final when the worker writes below
+it without coming back.
 
-Nothing but what a carriage return has overwritten is left out.  A line too long for a row is shown as it comes.  How
-wide a text is, and what of it fits into a row, `terminal` asks here.
+Only text that a carriage return has overwritten is left out.  A line too long for a row is shown as it comes.
+`terminal` uses this module to measure texts and cut them to a row's width.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from aelastic.logs.lines import LINE_BYTES_MAX, PID, without_newline
 
 # A longer row is shown as it comes, above.
 ROW_BYTES_MAX = 1 << 15
-# A worker's open rows; with more, the first is taken as final.
+# How many open rows a worker may have; with more, the first is treated as final.
 ROWS_MAX = 16
 _TOKENS = re.compile(rb"(\n|\r|\x1b\[\d{0,4}A)")
-# The beginning of a control sequence whose end has not come yet.
+# The beginning of a control sequence whose end has not arrived yet.
 _TORN = re.compile(rb"\x1b(?:\[\d{0,4})?\Z")
-# Control sequences of ECMA-48, those of the operating system command kind (titles, links) among them; and colours.
+# Control sequences of ECMA-48, including operating system commands (titles, links); and colours.
 _CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?|[\x00-\x1f\x7f-\x9f]"
 )
@@ -35,7 +35,7 @@ _ALL = 1 << 30
 
 
 class Row:
-    """An open line: its text, and earlier texts that stick out behind it, as a carriage return leaves them."""
+    """An open line: its text, and longer texts before a carriage return, whose ends are still visible behind it."""
 
     def __init__(self, text: bytes = b"") -> None:
         self._frames = [text]
@@ -43,7 +43,7 @@ class Row:
 
     @property
     def is_text(self) -> bool:
-        """No carriage return has come."""
+        """Whether no carriage return has come."""
         return len(self._frames) == 1 and not self.is_bar
 
     @property
@@ -58,7 +58,7 @@ class Row:
         self._frames[-1] += text
 
     def rewind(self) -> None:
-        """The next text begins at the first column."""
+        """Moves to the first column, where the next text begins."""
         self._drop_covered()
         if self._frames[-1]:
             self._frames.append(b"")
@@ -73,12 +73,12 @@ class Row:
             frames[0] = b""  # an erased bar
 
     def line(self, prefix: bytes) -> bytes:
-        """What a terminal is sent for it to look like this; without its newline."""
+        """Returns the bytes that make a terminal show the row; without its newline."""
         self._drop_covered()
         return b"\r".join(prefix + frame if frame or not at else b"" for at, frame in enumerate(self._frames))
 
     def text(self) -> str:
-        """What is seen of it."""
+        """Returns the visible text."""
         self._drop_covered()
         return overlaid([frame.decode(errors="replace") for frame in self._frames])
 
@@ -88,9 +88,9 @@ class LiveLines:
 
     Args:
         prefix: at the beginning of each line; `None` for a stream that is shown as if the worker wrote it itself.
-        place: where its rows stand among those of others; a key, too.
-        label: what its rows begin with, if there is no prefix.
-        holds_text: a line that is not complete is a row; else it is shown as it comes, as the worker's own.
+        place: the position of its rows among those of others; also a key.
+        label: the beginning of its rows, if there is no prefix.
+        holds_text: an incomplete line is a row; otherwise it is shown as it comes, as if the worker wrote it itself.
     """
 
     def __init__(self, prefix: bytes | None, place: tuple[int, int], label: bytes, *, holds_text: bool) -> None:
@@ -101,11 +101,11 @@ class LiveLines:
         self._holds_text = holds_text or prefix is not None
         self._rows: list[Row] = []
         self._at = 0  # the row with the worker's cursor
-        self._is_fresh = False  # the cursor came there by a newline, and nothing was written since
+        self._is_fresh = False  # a newline moved the cursor there, and nothing has been written since
         self._comes_back = False  # the worker has moved its cursor up
         self._torn = b""
-        self._raw: bytes | None = None  # the beginning of a line that is shown already; empty if it is long
-        self._is_interrupted = False  # that line was ended, since others wrote
+        self._raw: bytes | None = None  # the beginning of a line that is already shown; empty if it is long
+        self._is_interrupted = False  # that line was ended, because others wrote
 
     @property
     def is_open(self) -> bool:
@@ -113,12 +113,12 @@ class LiveLines:
 
     @property
     def rows(self) -> Sequence[str]:
-        """What is to be drawn below."""
+        """The rows to draw below."""
         label = (self._prefix or self._label).decode(errors="replace")
         return [label + row.text() for row in self._rows if not row.is_blank]
 
     def name_process(self, pid: bytes) -> None:
-        """Completes the prefix: the worker has been started."""
+        """Completes the prefix, once the worker has been started."""
         self._prefix = self._prefix.replace(PID, pid)
 
     def takes(self, chunk: bytes, held: int, *, more: bool) -> int:
@@ -126,7 +126,7 @@ class LiveLines:
         if more and newline:
             return newline
         is_within = more and held + len(chunk) <= LINE_BYTES_MAX and b"\r" not in chunk and self._is_plain
-        return 0 if is_within else len(chunk)  # the rest of a long line can be had at once
+        return 0 if is_within else len(chunk)  # the rest of a long line can be read at once
 
     @property
     def _is_plain(self) -> bool:
@@ -159,7 +159,7 @@ class LiveLines:
 
     def _feed_text(self, data: bytes) -> bytes:
         """`feed` for lines of text, at the speed of a copy."""
-        if self._is_interrupted:  # its newline is there already; other text goes on below
+        if self._is_interrupted:  # its newline is already shown; other text continues below
             data, self._raw, self._is_interrupted = without_newline(data), None, False
         shown: list[bytes] = []
         lines, newline, tail = data.rpartition(b"\n")
@@ -180,7 +180,7 @@ class LiveLines:
         return b"".join(shown)
 
     def _unshow(self, shown: list[bytes]) -> None:
-        """A line that is shown already becomes a row: a carriage return comes."""
+        """Turns a line that is already shown into a row, because a carriage return comes."""
         if self._raw is None:
             return
         if self._raw and not self._is_interrupted:
@@ -191,7 +191,7 @@ class LiveLines:
         self._raw, self._is_interrupted = None, False
 
     def _let_out(self, shown: list[bytes]) -> None:
-        """A row that is too long, or text that is not to be held, is shown as it is."""
+        """Shows a row that is too long, or text that should not be held, as it is."""
         if not self._rows:
             return
         row = self._rows[-1]
@@ -202,7 +202,7 @@ class LiveLines:
             self._raw = b"" if len(row) > ROW_BYTES_MAX else row.line(b"")
             self._rows, self._at = [], 0
 
-    # What the worker's terminal would do.
+    # Emulates the worker's terminal.
 
     def _row(self) -> Row:
         if not self._rows:
@@ -235,7 +235,7 @@ class LiveLines:
         self._row().add(text)
 
     def _commit(self, count: int, shown: list[bytes]) -> None:
-        """The first rows are final."""
+        """Shows the first rows, which are final, above."""
         shown += [row.line(self._prefix) + b"\n" for row in self._rows[:count]]
         if count:
             self._comes_back = False
@@ -250,7 +250,7 @@ class LiveLines:
         is_ended = False
         while self._rows and self._rows[-1].is_blank and (len(self._rows) > 1 or self._rows[-1].is_bar):
             del self._rows[-1]
-            is_ended = True  # by the newline that led there
+            is_ended = True  # by the newline before it
         if self._rows:
             has_last = self._passes and not is_ended  # as the worker left it: its newline is missing
             self._commit(len(self._rows) - has_last, shown)
@@ -268,7 +268,7 @@ class LiveLines:
 
 
 def _only_ends_lines(data: bytes) -> bool:
-    """Each carriage return is part of a line's ending."""
+    """Returns whether each carriage return is part of a line's ending."""
     return not data.endswith(b"\r") and data.count(b"\r") == data.count(b"\r\n")
 
 
@@ -276,7 +276,7 @@ def _only_ends_lines(data: bytes) -> bool:
 
 
 def width_of(text: bytes) -> int:
-    """The columns that a text covers."""
+    """Returns how many columns a text covers."""
     if text.isascii() and b"\x1b" not in text:
         return len(text)
     if any(erases in text for erases in _ERASES):
@@ -295,7 +295,7 @@ def _width(character: str) -> int:
 
 
 def overlaid(texts: Sequence[str]) -> str:
-    """What is seen where each text was written over the one before."""
+    """Returns the visible text after each text was written over the one before."""
     *below, seen = texts
     for text in reversed(below):
         plain = _CONTROL.sub("", text)
@@ -307,7 +307,7 @@ def overlaid(texts: Sequence[str]) -> str:
 
 
 def cut_to(text: str, columns: int) -> bytes:
-    """As much of a text as fits into a row, with its colours, and without any other control sequence."""
+    """Returns as much of a text as fits into a row, with its colours but no other control sequence."""
     kept: list[str] = []
     left = columns
     has_colour = False
@@ -325,7 +325,7 @@ def cut_to(text: str, columns: int) -> bytes:
 
 
 def _take(plain: str, most: int, kept: list[str]) -> int:
-    """Keeps the beginning that fits, and gives its width."""
+    """Keeps the beginning that fits; returns its width."""
     taken = 0
     if plain.isascii():
         kept.append(plain[:most])

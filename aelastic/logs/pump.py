@@ -1,9 +1,9 @@
-"""Shows the output of workers: a pump is the thread that does it while their files grow, a sink the place.
+"""Shows the output of workers: a pump is the thread that shows their files as they grow; a sink is the destination.
 
-A console may stall, and the event loop must not, so each pump has a thread of its own and pumps do not wait for each
-other.  Within a pump, the files take turns.
+A console may stall, and the event loop must not, so each pump has its own thread and pumps do not wait for each other.
+Within a pump, the files take turns.
 
-A `Sink` is one of the agent's own streams, or a file.  It knows which splitter's line is open there, and ends that line
+A `Sink` is one of the agent's own streams, or a file.  A sink tracks which splitter's line is open, and ends that line
 before text of another worker.  Writing may block: a sink is used in the thread of one `Pump`, never in the event loop.
 """
 
@@ -28,24 +28,24 @@ from aelastic.logs.follower import Follower
 from aelastic.logs.lines import Splitter
 from aelastic.logs.terminal import TerminalStream
 
-# Chunks of one file that are shown before the next file has its turn.
+# How many chunks of one file are shown before the next file's turn.
 CHUNKS_PER_TURN = 32
-# At the end, a console that takes nothing for this long is given up; the files are kept then.
+# At the end, a console that accepts nothing for this long is given up, and the files are kept.
 STALL_TIMEOUT_S = 30.0
-# The time that is left to a console once the user wants an end: a terminal shows what little is left at once.
+# How long a console may still take once the user wants to end: a terminal shows a short rest at once.
 HURRY_S = 0.5
-# At most this much is asked of the console at once, what a pipe takes: so a slow one is seen to make progress.
+# At most this much is written at once, which is what a pipe holds: so the progress of a slow console is visible.
 WRITE_BYTES = 1 << 16
-# A console that cannot be written to now is tried again after this.
+# A console that cannot be written to now is retried after this time.
 RETRY_S = 0.05
-# Errors that say that the reader is gone.
+# Errors that mean that the reader is gone.
 _GONE = {errno.EPIPE, errno.EBADF, errno.EIO}
 
 
 class Pump:
     """Files, each with the sink that shows it, and the thread that reads and writes.
 
-    When `run` is cancelled, a turn that is under way goes on in its thread; the files are closed after it.
+    When `run` is cancelled, a running turn continues in its thread; the files are closed after it.
     """
 
     def __init__(self) -> None:
@@ -69,14 +69,14 @@ class Pump:
         self._files.append((follower, sink))
 
     def sizes(self) -> dict[Follower, int]:
-        """Where the files end now.  May block; called in a thread."""
+        """Returns where the files end now.  May block; called in a thread."""
         return {follower: follower.size() for follower, _ in list(self._files) if not follower.is_ended}
 
     def end_followers(self, ends: Mapping[Follower, int]) -> None:
-        """The workers have ended: shows what is left in the files, then closes them.
+        """Shows what is left in the files of ended workers, then closes them.
 
         Args:
-            ends: where each file ends.  One that is missing here is on a disk that hangs: no more of it is read.
+            ends: where each file ends.  A file that is missing here is on a disk that hangs: no more of it is read.
         """
         for follower, _ in self._files:
             follower.end(ends.get(follower))
@@ -93,7 +93,7 @@ class Pump:
             self._grown.set()
 
     def give_up(self) -> None:
-        """Ends `drain`, and a `show` that waits."""
+        """Ends `drain`, and a waiting `show`."""
         if self._files:
             self.is_stalled = True
             self._idle_or_over.set()
@@ -107,7 +107,7 @@ class Pump:
             self._idle_or_over.set()
 
     async def drain(self) -> None:
-        """Returns when everything has been shown, or a sink took nothing for `STALL_TIMEOUT_S`, or after `hurry`."""
+        """Returns when all is shown, no sink has accepted anything for `STALL_TIMEOUT_S`, or soon after `hurry`."""
         while self._files and not self.is_stalled:
             before = self._bytes_taken()
             self._idle_or_over = anyio.Event()
@@ -124,7 +124,7 @@ class Pump:
         """Shows what is new whenever files grow.  Runs until cancelled.
 
         Args:
-            forget: called with each watch that is not needed any more.
+            forget: called with each watch that is no longer needed.
         """
         limiter = anyio.CapacityLimiter(1)  # our own, so that other users of anyio's threads cannot delay it
         unfinished: list[Follower] = []
@@ -152,7 +152,7 @@ class Pump:
                 self._idle_or_over.set()
 
     def _take_turn(self, turn: list[tuple[Follower, Sink, bool]]) -> list[Follower]:
-        """Shows some of each file, and gives those that hold more.  In the thread."""
+        """Shows some of each file; returns those that hold more.  Called in the thread."""
         with self._lock:
             if self._is_closed:
                 return []
@@ -171,8 +171,8 @@ class Pump:
     def close(self) -> None:
         """Closes the files: at once or, if an abandoned turn still uses them, at the end of that turn.
 
-        If they were closed while the thread uses them, it could write to, or free blocks of, another file of the
-        program that has got the same descriptor since.
+        If they were closed while the thread uses them, it could write to, or free blocks of, another file that the
+        program has since opened under the same descriptor.
         """
         self.give_up()
         with self._lock:
@@ -188,7 +188,7 @@ class Pump:
 
 
 def _show_some(follower: Follower, sink: Sink, is_ended: bool) -> bool:
-    """Shows up to a turn's worth of one file; true if that was all of it."""
+    """Shows up to a turn's worth of one file; returns true if that was all of it."""
     count = 0
     while not sink.is_given_up and (count < CHUNKS_PER_TURN or follower.is_within_line):
         piece = follower.next_piece(is_ended=is_ended)
@@ -199,30 +199,30 @@ def _show_some(follower: Follower, sink: Sink, is_ended: bool) -> bool:
         if not sink.is_given_up:
             sink.show(follower.splitter, piece)
         if follower.is_at_end and not is_ended:
-            return True  # else each line of a worker that writes line by line would be shown by itself
+            return True  # otherwise each line of a worker that writes line by line would be shown on its own
         count += 1
     return False
 
 
-# Places.
+# Sinks.
 
 
 class Sink(ABC):
-    """A place where output is shown, used in the thread of one pump."""
+    """A destination of output, used in the thread of one pump."""
 
     def __init__(self) -> None:
         self.bytes_taken = 0
-        self._is_gone = False  # its reader is gone; the workers' files are kept all the same
+        self._is_gone = False  # its reader is gone; the workers' files are still kept
         self._is_given_up = threading.Event()
         self._last: Splitter | None = None
 
     @property
     def is_live(self) -> bool:
-        """True if rows can be drawn again and again there."""
+        """True if rows can be redrawn there."""
         return False
 
     def show(self, splitter: Splitter, piece: bytes) -> None:
-        """Returns when the piece is written, or cannot be any more."""
+        """Returns when the piece is written, or can no longer be written."""
         if not piece:
             return
         if self._last is not None and self._last is not splitter and self._last.is_open:
@@ -235,7 +235,7 @@ class Sink(ABC):
             self._is_gone = not self._write(piece)
 
     def _end_of_line(self) -> bytes:
-        """What ends the line that is open."""
+        """Returns the bytes that end the open line."""
         return b"\n"
 
     @property
@@ -248,22 +248,22 @@ class Sink(ABC):
         return self._is_given_up.is_set()
 
     def give_up(self) -> None:
-        """Lets a `show` that waits for a slow reader return soon.  Callable from any thread."""
+        """Makes a `show` that waits for a slow reader return soon.  Callable from any thread."""
         self._is_given_up.set()
 
     @abstractmethod
     def _write(self, piece: bytes) -> bool:
-        """Writes the piece; false if the place is gone."""
+        """Writes the piece; returns false if the destination is gone."""
 
     def close(self) -> None:  # noqa: B027  the agent's own streams stay open
-        """Closes what this sink has opened."""
+        """Closes the descriptor if this sink owns it."""
 
 
 class DescriptorSink(Sink):
     """An open file: a terminal, a pipe, a file on disk.
 
     Args:
-        stream: Python's own stream to the same place; its buffer is flushed first.
+        stream: Python's own stream to the same destination; its buffer is flushed first.
         is_ours: `close` closes the descriptor.
     """
 
@@ -289,13 +289,13 @@ class DescriptorSink(Sink):
     @property
     def may_stall(self) -> bool:
         if not _is_same_file(self._fd, 1):
-            return False  # it is not what workers inherit
+            return False  # workers inherit another file
         found = os.fstat(self._fd)
         return not (stat.S_ISREG(found.st_mode) or os.path.samestat(found, os.stat(os.devnull)))
 
     def _write(self, piece: bytes) -> bool:
         if self._stream is not None:
-            with suppress(OSError, ValueError):  # an error of the program that has written to it
+            with suppress(OSError, ValueError):  # an error of the program that wrote to it
                 self._stream.flush()
             self._stream = None
         if self._terminal is None:
@@ -330,7 +330,7 @@ class DescriptorSink(Sink):
 
 
 class StreamSink(Sink):
-    """A Python object with `write` that the embedding program has assigned to `sys.stdout`."""
+    """A Python object with `write` that the embedding program assigned to `sys.stdout`."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__()
@@ -357,7 +357,7 @@ class NullSink(Sink):
 
 
 def sinks_of(stdout: Any, stderr: Any) -> tuple[Sink, Sink]:
-    """The sinks of Python's standard streams: one for both if they lead to the same place, lest lines mix there."""
+    """Returns sinks for Python's standard streams: one for both if they share a destination, so that no lines mix."""
     fds = _fd_of(stdout), _fd_of(stderr)
     first = _sink_of(stdout, fds[0])
     is_same = (stdout is not None and stdout is stderr) or _is_same_file(*fds)
@@ -371,7 +371,7 @@ def _sink_of(stream: Any, fd: int | None) -> Sink:
 
 
 def _fd_of(stream: Any) -> int | None:
-    """The descriptor of a stream of Python's own class; objects of other classes may do more than write to theirs."""
+    """Returns the descriptor of a `TextIOWrapper`; objects of other classes may do more than write to theirs."""
     if not isinstance(stream, io.TextIOWrapper):
         return None
     try:

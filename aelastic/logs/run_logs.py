@@ -1,4 +1,4 @@
-"""The output of workers: into files, and from there to the console.
+"""Routes the output of workers into files, and from there to the console.
 
     worker ──write──> file ──inotify──> Growth ──RunLogs.run──> Pump.wake          (event loop)
                         │                                           │
@@ -8,17 +8,17 @@
                                                             │ piece
                                                         Sink.show ──os.write──> console, or filtered_stdout.log
 
-    one Follower for each file that is shown; one Pump for each console stream, one for all that needs no console;
-    one Sink for each place.  A pump that stalls delays neither the loop nor the other pumps.
+    one Follower for each file that is shown; one Pump for each console stream, and one for all files that need no
+    console; one Sink for each destination.  A stalled pump delays neither the loop nor the other pumps.
 
 A worker writes its file itself, so it neither depends on the agent nor is blocked by a slow console.  The file is the
-buffer: memory stays bounded, and what a stalled console has not shown is not lost.
+buffer: memory stays bounded, and output that a stalled console has not shown is not lost.
 
-stderr goes through a file even if it is not kept, because its end tells why a worker died; so does stdout where it is a
-pipe or a terminal, so that a reader that stops cannot block a worker.  Such a file is scratch: what has been shown is
-freed, except the end.
+stderr goes through a file even if it is not kept, because its end shows why a worker died.  So does stdout if it is a
+pipe or a terminal, so that a reader that stops cannot block a worker.  Such a file is scratch: blocks that have been
+shown are freed, except at the end.
 
-`logs_specs`, the user's or our own, says where the files are.  `latest` in `--log-dir` is a link to the newest run.
+`logs_specs`, the user's or our own, names the files.  `latest` in `--log-dir` is a link to the newest run.
 """
 
 from __future__ import annotations
@@ -59,24 +59,24 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# The least time between two looks at growth, so that a worker that writes line by line does not keep the loop busy.
+# The least time between two checks for growth, so that a worker that writes line by line does not keep the loop busy.
 # Both are well below the 10 ms that a line may take; a flood costs less if more of it is shown at once.
 COALESCE_S = 0.001
 COALESCE_FLOOD_S = 0.003
-FLOOD_BYTES = 1 << 16  # shown since the last look
+FLOOD_BYTES = 1 << 16  # shown since the last check
 _STALLED = "the console stopped taking output"
-# What a worker has written is searched within milliseconds.
+# A worker's output is searched within milliseconds.
 SEARCH_LOOK_AGAIN_S = 0.01
-# A file server may be slow; one that has not made some files in so long is down.
+# A file server may be slow; one that has not made a few files in this time is down.
 OPEN_TIMEOUT_S = 60.0
-# The size of a file is known at once, or the disk hangs.
+# If the size of a file is not known by then, the disk hangs.
 SIZE_TIMEOUT_S = 1.0
 
 
 class RunLogs:
-    """The files of one run, and what of them is shown on the console.
+    """The files of one run, and their display on the console.
 
-    Nothing is made before `open`: the clean-up process is started first, and knows `scratch`.
+    No file is made before `open`, because the clean-up process must start first, and must know `scratch`.
 
     Raises:
         InputError: there is no folder to write to, or `logs_specs` is not a `LogsSpecs`.
@@ -87,7 +87,7 @@ class RunLogs:
             check_logs_specs(spec.logs_specs)
         self._spec = spec
         temporary, mine = temporary_folder(spec.log_dir), os.urandom(4).hex()
-        # Files that the user has not asked for, removed at the end.
+        # Files that the user did not request, removed at the end.
         self.scratch = temporary / f"aelastic_{mine}"
         self._log_dir = None if spec.logs_specs is not None or _drops_all(spec) else spec.log_dir
         both, ranks = (spec.redirects, spec.tee), range(spec.local_world_size)
@@ -102,13 +102,13 @@ class RunLogs:
         self._sinks: dict[Std, Sink] = {Std.OUT: out, Std.ERR: err}
         self._pump_of = {Std.OUT: Pump()}
         self._pump_of[Std.ERR] = self._pump_of[Std.OUT] if out is err else Pump()
-        self._quiet_pump = Pump()  # for what needs no console: filtered lines, scratch that is not shown
+        self._quiet_pump = Pump()  # for files that need no console: filtered lines, scratch that is not shown
         self._pumps = list(dict.fromkeys([*self._pump_of.values(), self._quiet_pump]))
         self._opened = AttemptFiles()  # of this attempt
 
     @property
     def kept(self) -> Path | None:
-        """The folder of the run if it is kept; `None` if all is scratch, or where the user's `logs_specs` says."""
+        """The folder of the run if it is kept; `None` if all is scratch, or the user's `logs_specs` names the files."""
         return self.root if self._log_dir is not None or self._is_asked else None
 
     async def open(self) -> None:
@@ -131,13 +131,13 @@ class RunLogs:
             self.scratch.mkdir(mode=0o700, parents=True)
         with refusing(f"log folder {self.root.parent}", "choose another with --log-dir"):
             if self._log_dir is None and self._is_asked:
-                self.root.parent.mkdir(mode=0o700, parents=True)  # other users of the machine share what it is in
+                self.root.parent.mkdir(mode=0o700, parents=True)  # its parent is shared with other users of the machine
             self.root.mkdir(parents=True)
         if self._log_dir is not None:
             link_latest(self.root)
 
     async def open_attempt(self, attempt: int, envs: dict[int, dict[str, str]]) -> dict[int, WorkerFiles]:
-        """Makes the files of the next generation, by local rank, and follows those that are shown.
+        """Makes the files of the next generation, and follows those that are shown; returns them by local rank.
 
         Args:
             attempt: counts generations, from 0.
@@ -145,7 +145,7 @@ class RunLogs:
 
         Raises:
             InputError: `logs_specs` names files that cannot be made.
-            HostError: files could be made for an earlier attempt, and now cannot.
+            HostError: files could be made for an earlier attempt, but now cannot.
         """
         for env in envs.values():
             env.pop(ERROR_FILE_VARIABLE, None)  # the agent's own
@@ -185,10 +185,10 @@ class RunLogs:
         return pump
 
     def started(self, ids: Mapping[int, Any]) -> None:
-        """Shows the output whose prefix names the worker's process, which had to be started first.
+        """Shows the output whose prefix names the worker's process, now that the process has started.
 
         Args:
-            ids: process ids, or what the back end has instead, by local rank.
+            ids: process ids, or the back end's equivalent, by local rank.
         """
         for each in self._opened.shown:
             if each.unnamed is not None:
@@ -202,12 +202,12 @@ class RunLogs:
         """Makes the folders, unless the user's `logs_specs` did, and names the files."""
         if dest is not None:
             return dest
-        spec, none = self._spec, _drops_all(self._spec)  # then the filter holds for nothing, as with torchrun
+        spec, none = self._spec, _drops_all(self._spec)  # then the filter is ignored, as in torchrun
         streams = (Std.NONE, Std.NONE) if none else (spec.redirects, spec.tee)
         return lay_out(str(self.root / f"attempt_{attempt}"), envs, *streams, None if none else spec.local_ranks_filter)
 
     def _refusal(self, attempt: int, error: OSError) -> InputError | HostError:
-        """The error to raise when files cannot be made."""
+        """Returns the error to raise when files cannot be made."""
         where = error.filename or self.root
         if isinstance(error, TimeoutError) and error.errno is None:
             place = where if self._spec.logs_specs is None else "the files that logs_specs names"
@@ -226,16 +226,16 @@ class RunLogs:
         return HostError(f"cannot create the workers' log files in {place}: {error.strerror}")
 
     async def count_matches(self, local_rank: int) -> int:
-        """A count that has grown if the worker wrote expected output since the last call.
+        """Returns a count that has grown if the worker wrote expected output since the last call.
 
-        Returns when everything that the worker has written by now is searched.
+        Waits until everything that the worker has written by now is searched.
         """
         searched = self._opened.expected.get(local_rank, [])
         await self._have_searched([follower for follower, _ in searched])
         return sum(matcher.ask() for _, matcher in searched)
 
     async def have_steps(self) -> None:
-        """Returns when everything that workers have written by now is searched for steps."""
+        """Waits until everything that workers have written by now is searched for steps."""
         await self._have_searched([follower for each in self._opened.progress.values() for follower, _ in each])
 
     @staticmethod
@@ -249,15 +249,15 @@ class RunLogs:
                 await anyio.sleep(SEARCH_LOOK_AGAIN_S)
 
     async def wait_grown(self) -> None:
-        """Returns when workers have written since the last call."""
+        """Waits until workers have written since the last call."""
         await self._has_grown.wait()
         self._has_grown = anyio.Event()
 
     def steps(self, ended: Collection[int] = ()) -> dict[int, Step]:
-        """The steps that workers of this generation have reported, by local rank.
+        """Returns the steps that workers of this generation have reported, by local rank.
 
         Args:
-            ended: local ranks of those that have ended, and left nothing in a buffer.
+            ended: local ranks of workers that have ended with empty buffers.
         """
         said = {
             rank: [matcher.last_step if rank in ended else matcher.step for _, matcher in searched]
@@ -271,11 +271,11 @@ class RunLogs:
 
     @property
     def begin_again(self) -> bool:
-        """Whether workers of this generation have counted steps from the beginning again."""
+        """Whether a worker of this generation has reported a lower step than before."""
         return any(matcher.begins_again for searched in self._opened.progress.values() for _, matcher in searched)
 
     def trouble(self) -> str:
-        """A sentence if a disk that workers write to is full; else ""."""
+        """Returns a sentence if a disk that workers write to is full; "" otherwise."""
         for folder in dict.fromkeys([self.scratch, *(path.parent for path in self._written())]):
             try:
                 if os.statvfs(folder).f_bavail == 0:
@@ -289,10 +289,10 @@ class RunLogs:
             yield from (path for path in (files.stdout, files.stderr) if path is not None and path != DROPPED)
 
     def file_of(self, local_rank: int, *, is_stderr: bool) -> Path:
-        """Where a worker of this generation writes to.
+        """Returns the file to which a worker of this generation writes.
 
         Raises:
-            LookupError: there is none; says why.
+            LookupError: there is none; the message names the reason.
         """
         if (files := self._opened.files.get(local_rank)) is None:
             raise LookupError("no worker of that rank runs here")
@@ -302,17 +302,17 @@ class RunLogs:
         return path
 
     def tail(self, local_rank: int, *, is_searched: bool = False) -> str:
-        """The end of what a worker of this generation wrote to stderr; "" if it cannot be read.  May block.
+        """Returns the end of the stderr of a worker of this generation; "" if it cannot be read.  May block.
 
         Args:
-            is_searched: if no traceback is in it, it begins with the last one before.
+            is_searched: if no traceback begins in the end, the result begins with the last one before it.
         """
         path = self._opened.files[local_rank].stderr
         seen = [each.follower.traceback for each in self._opened.shown if each.follower.path == path]
         return tail_of(path, max(seen, default=b"", key=len), is_searched=is_searched)
 
     async def end_attempt(self) -> None:
-        """The workers have ended: shows what is left in their files, then closes these."""
+        """Shows what is left in the files of the ended workers, then closes these."""
         self.started({})
         for _, matcher in (each for searched in self._opened.expected.values() for each in searched):
             matcher.stop()
@@ -342,7 +342,7 @@ class RunLogs:
                 await anyio.sleep(COALESCE_FLOOD_S if shown - before > FLOOD_BYTES else COALESCE_S)
 
     async def finish(self) -> None:
-        """Returns when the console has taken everything, or has stalled."""
+        """Waits until the console has accepted everything, or has stalled."""
         await self.end_attempt()
         async with anyio.create_task_group() as tasks:
             for pump in self._pumps:
@@ -367,7 +367,7 @@ class RunLogs:
             pump.hurry()
 
     def close(self) -> None:
-        """Closes what is open and removes the scratch."""
+        """Closes open files and removes the scratch."""
         for pump in self._pumps:
             pump.close()
         self._growth.close()
@@ -375,5 +375,5 @@ class RunLogs:
 
 
 def _drops_all(spec: WorkerSpec) -> bool:
-    """True for `--log-dir /dev/null`; as with torchrun, the workers then write to the console themselves."""
+    """Returns true for `--log-dir /dev/null`; as in torchrun, the workers then write to the console themselves."""
     return spec.log_dir == DROPPED

@@ -1,13 +1,13 @@
-"""A terminal that several write to, with live rows below what they have written.
+"""A terminal with several writers, and live rows below their output.
 
-All writers take turns, and each first takes the live rows away and draws them again: the workers' output (`pump.py`)
-through `Terminal.writing`, what this process prints through a `TerminalStream` in the place of `sys.stdout` and
-`sys.stderr`.  Live rows are what workers hold open (`live_lines.py`), then the state of the run.  A user may stop a
-terminal (Ctrl-S).  Then all writers wait, but for the state of the run.
+All writers take turns, and each first erases the live rows, and redraws them afterwards.  The workers' output
+(`pump.py`) goes through `Terminal.writing`; the output of this process goes through a `TerminalStream`, which replaces
+`sys.stdout` and `sys.stderr`.  Live rows are the workers' open lines (`live_lines.py`), then the state of the run.  A
+user may stop a terminal (Ctrl-S): then all writers wait, except for the state of the run.
 
-The rows are below the cursor, and no part of the terminal is set apart for them: whatever ends this process, the
-terminal is as it was, but for the text of the rows.  Not rich's `Live`: it redirects what its own process prints, and
-knows nothing of bytes that are written to the descriptor.
+The rows are below the cursor, and no part of the terminal is reserved for them: whatever ends this process, the
+terminal is as it was, except for the text of the rows.  rich's `Live` would not do: it redirects the output of its own
+process, and ignores bytes that are written to the descriptor.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-# Control sequences, of ECMA-48 and the VT100.  Behind the live rows, the cursor goes back to where the output of
-# others has left it.  So what is there from the cursor on is ours, and can be erased without knowing what it is.
+# Control sequences of ECMA-48 and the VT100.  After the live rows, the cursor returns to where the output of others
+# left it.  So everything from the cursor on is ours, and can be erased whatever it is.
 _ERASE_BELOW = b"\x1b[J"
-# A row that is too long, for a terminal that has just become narrower, is cut off there and does not wrap.
+# A row that is too long because the terminal has just become narrower is cut off and does not wrap.
 _BEGIN, _END = b"\x1b7\x1b[?7l\x1b[0m", b"\x1b[J\x1b[?7h\x1b8"
 _NEXT_ROW, _DOWN, _UP = b"\x1b[K\r\n", b"\x1bD", b"\x1b[%dA"
-# At the end, a terminal that takes nothing is waited for this long; then the rows stay there.
+# At the end, how long to wait for a terminal that accepts nothing; after that the rows stay.
 ERASE_TIMEOUT_S = 1.0
 # At least half of a terminal is for the output above.
 LIVE_SHARE = 2
-# The width of an open line that is longer is not looked at.
+# The width of a longer open line is not computed.
 _OPEN_BYTES_MAX = 1 << 12
 
 
@@ -41,31 +41,31 @@ class Terminal:
     What the workers write and what this process writes never share a line: each begins a new one.
 
     Args:
-        fd: the terminal, or another place that several write to.
+        fd: the terminal, or another file with several writers.
         is_live: rows are drawn there.
     """
 
     def __init__(self, fd: int, *, is_live: bool = True) -> None:
         self.is_live = is_live
         self.is_shown = False  # the live rows
-        self.is_line_open = False  # a line of others is not ended
-        self.has_changed = False  # rows that workers hold are not drawn as they are
-        self._line_of: object = None  # the writer whose line that is
+        self.is_line_open = False  # a line of another writer has not ended
+        self.has_changed = False  # rows that workers hold have changed since they were drawn
+        self._line_of: object = None  # the writer of that line
         self._line = b""  # its text
         self._held: dict[tuple[int, int], Sequence[str]] = {}  # rows that workers hold open, by place
         self._state: Sequence[bytes] = ()  # rows below them
         self._fd = fd
         self._is_over = False
         self._is_suspended = False
-        self._rest = b""  # of the live rows, where the terminal has not taken all of it
+        self._rest = b""  # the part of the live rows that the terminal has not accepted yet
         self._told: Callable[[], None] | None = None
-        # Two locks, so that it is one writer's turn after the other's, even in a flood.
+        # Two locks, so that writers alternate even in a flood.
         self._queue, self._turn = threading.Lock(), threading.Lock()
         self._writer = 0  # the thread whose turn it is
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and rows; 80 and 24 where the terminal does not know."""
+        """Columns and rows; 80 and 24 if the terminal does not know."""
         try:
             columns, rows = os.get_terminal_size(self._fd)
         except OSError:
@@ -74,19 +74,19 @@ class Terminal:
 
     @property
     def is_ours(self) -> bool:
-        """True if we are in the foreground there; else a shell's prompt would be drawn over."""
+        """True if we are in the terminal's foreground; otherwise we would draw over a shell's prompt."""
         try:
             return os.tcgetpgrp(self._fd) == os.getpgrp()
         except OSError:
             return False
 
     def is_at(self, fd: int) -> bool:
-        """True if a descriptor leads there, too: a session has one terminal at most, under whatever name."""
+        """Returns true if a descriptor also leads there: a session has at most one terminal, whatever its name."""
         return (self.is_live and os.tcgetpgrp(fd) >= 0) or os.path.sameopenfile(fd, self._fd)
 
     @property
     def is_in_the_way(self) -> bool:
-        """True if an open line ends where no row can be drawn below: its place is not known."""
+        """True if no row can be drawn below an open line, because it is unknown where that line ends."""
         if not self.is_line_open:
             return False
         try:
@@ -95,7 +95,7 @@ class Terminal:
             is_plain = False
         from aelastic.logs.live_lines import width_of  # not for a start in a pipe
 
-        # Behind a full row the cursor waits, and not every terminal keeps that.
+        # After a full row the cursor waits before it wraps, and not every terminal saves that state.
         return not is_plain or width_of(self._line) % self.size[0] == 0
 
     def _is_free(self) -> bool:
@@ -106,7 +106,7 @@ class Terminal:
         self._told = told
 
     def hold(self, place: tuple[int, int], rows: Sequence[str]) -> None:
-        """Rows that a worker holds open now, at a place among those of others."""
+        """Sets the rows that a worker holds open now, at a place among those of others."""
         if rows == self._held.get(place, ()):
             return
         held = {**self._held, place: rows} if rows else {at: self._held[at] for at in self._held if at != place}
@@ -121,17 +121,17 @@ class Terminal:
 
     @contextmanager
     def writing(self, piece: bytes, writer: object = None) -> Iterator[bytes]:
-        """A turn, for others than the live rows.
+        """Takes a turn to write something other than the live rows.
 
         Args:
-            piece: what is to be written.
-            writer: the workers, or this process: each begins a new line where the other has not ended its own.
+            piece: the bytes to write.
+            writer: the workers, or this process: each begins a new line if the other has not ended its own.
 
         Yields:
-            What is to be written in the piece's place: it takes the live rows away first, and may draw them again.
+            The bytes to write instead of the piece: they erase the live rows first, and may redraw them.
         """
         me = threading.get_ident()
-        if self._writer == me or not piece:  # a finalizer, say, prints amid a write
+        if self._writer == me or not piece:  # a finalizer, for example, prints during a write
             yield piece
             return
         with self._queue:
@@ -152,7 +152,7 @@ class Terminal:
             self._tell()
 
     def _follow(self, piece: bytes, writer: object) -> None:
-        """Where the cursor is behind a piece."""
+        """Tracks where the cursor is after a piece."""
         _, newline, last = piece.rpartition(b"\n")
         self._line = last if newline or not self.is_line_open else self._line[:_OPEN_BYTES_MAX] + last
         self.is_line_open, self._line_of = not piece.endswith(b"\n"), writer
@@ -161,11 +161,11 @@ class Terminal:
         if not self.is_shown:
             return b""
         rest, self._rest, self.is_shown = self._rest, b"", False
-        # Where no line is open, what is there at the cursor is what a user has typed, Ctrl-C for one.
+        # If no line is open, text before the cursor is the user's input, such as ^C.
         return rest + (b"" if self.is_line_open else b"\r") + _ERASE_BELOW
 
     def _frame(self) -> bytes:
-        """What draws the rows, and leaves the cursor where it is."""
+        """Returns the bytes that draw the rows and leave the cursor where it is."""
         from aelastic.logs.live_lines import cut_to  # as above
 
         columns, rows = self.size
@@ -177,16 +177,16 @@ class Terminal:
         shown = [*(cut_to(row, columns - 1) for row in held), *self._state]
         if not shown:
             return b""
-        # Rows for all of it first: if the terminal scrolls, the place that the cursor goes back to scrolls with it.
+        # Make room for all rows first: if the terminal scrolls, the place that the cursor returns to scrolls as well.
         below = len(shown) if self.is_line_open else len(shown) - 1
         room = _DOWN * below + _UP % below if below else b""
         return room + _BEGIN + (b"\r\n" if self.is_line_open else b"") + _NEXT_ROW.join(shown) + _END
 
     def draw(self, state: Callable[[], Sequence[bytes]] | None = None) -> bool:
-        """Draws the live rows as they are now, unless others write or the terminal takes nothing.
+        """Draws the live rows as they are now, unless others write or the terminal accepts nothing.
 
         Args:
-            state: makes the last of them, none wider than the terminal; `None`: they are as before.
+            state: makes the last rows, none wider than the terminal; `None`: these are as before.
         """
         if not self._is_free():
             return False
@@ -199,18 +199,18 @@ class Terminal:
             if not frame:
                 return False
             shown = self._rest + frame
-            with suppress(OSError):  # the next writer gets the error, too
+            with suppress(OSError):  # the next writer also gets the error
                 count = os.write(self._fd, shown)
                 self._rest, self.is_shown = shown[count:], True
             return self.is_shown
 
     def end(self) -> None:
-        """Takes the live rows away, and shows none any more."""
+        """Erases the live rows, and draws none any more."""
         self._is_over = True
         self._hide()
 
     def suspend(self) -> None:
-        """Takes the live rows away until `resume`."""
+        """Erases the live rows until `resume`."""
         self._is_suspended = True
         self._hide()
 
@@ -225,7 +225,7 @@ class Terminal:
 
     @contextmanager
     def _turn_within(self, timeout_s: float) -> Iterator[bool]:
-        """A turn, if there is one within that time."""
+        """Takes a turn; yields false if there is none within that time."""
         if not self._turn.acquire(timeout=timeout_s):
             yield False
             return
@@ -237,17 +237,17 @@ class Terminal:
             self._turn.release()
 
     def _has_room(self, timeout_s: float) -> bool:
-        """True if the terminal takes something within that time: not while it is stopped (`n_tty_poll` of Linux)."""
+        """Returns true if the terminal accepts data within that time; not while stopped (`n_tty_poll` of Linux)."""
         poll = select.poll()
         poll.register(self._fd, select.POLLOUT)
         return any(found & select.POLLOUT for _, found in poll.poll(timeout_s * 1000))
 
 
 class TerminalStream(io.TextIOWrapper):
-    """Stream in the place of `sys.stdout` or `sys.stderr`, which writes to the same place in the terminal's turns."""
+    """A stream that replaces `sys.stdout` or `sys.stderr`, and writes to the same file in the terminal's turns."""
 
     def __init__(self, stream: io.TextIOWrapper, terminal: Terminal) -> None:
-        # Closing it closes nothing: a program that has kept the stream may write to it later, too.
+        # Closing this does not close the descriptor: a program that has kept the stream may still write to it later.
         file = open(stream.fileno(), "wb", closefd=False)  # noqa: SIM115
         super().__init__(file, encoding=stream.encoding, errors=stream.errors, write_through=True)
         self.terminal = terminal
@@ -261,10 +261,10 @@ class TerminalStream(io.TextIOWrapper):
 
 @contextmanager
 def streams_in_turns(terminal: Terminal, do: Callable[[Callable[[], None]], None]) -> Iterator[None]:
-    """Has this process write to the terminal in its turns: puts streams in the place of `sys.stdout` and `sys.stderr`.
+    """Makes this process write to the terminal in turns, by replacing `sys.stdout` and `sys.stderr`.
 
     Args:
-        do: has something done after everything that this process has still to write.
+        do: runs a function after this process has written everything that is still pending.
     """
     before = out, err = sys.stdout, sys.stderr
     for stream in (out, err):
@@ -276,7 +276,7 @@ def streams_in_turns(terminal: Terminal, do: Callable[[Callable[[], None]], None
 
     def end() -> None:
         terminal.end()
-        if (sys.stdout, sys.stderr) == ours:  # else the program has put others in their place
+        if (sys.stdout, sys.stderr) == ours:  # otherwise the program has replaced them
             sys.stdout, sys.stderr = before
 
     try:
@@ -286,7 +286,7 @@ def streams_in_turns(terminal: Terminal, do: Callable[[Callable[[], None]], None
 
 
 def _in_turns(stream: Any, terminal: Terminal) -> Any:
-    """The stream, or one in its place if it leads to the same place as the terminal, under whatever name."""
+    """Returns the stream, or its replacement if it leads to the same file as the terminal, whatever its name."""
     try:
         is_there = isinstance(stream, io.TextIOWrapper) and terminal.is_at(stream.fileno())
     except (OSError, ValueError):

@@ -1,9 +1,10 @@
 """Run events, and their observers.
 
-`run_events` are the words, `run_state` makes them from the worker group's events, and folds them into the state of the
-run, with what its time went on (`time_spent`), `observer` passes both on, and has the log lines.  More observers:
-`event_log`, `torch_events` (rules: `torch_events_core`); health server, status line and exporters have folders of their
-own.  What they show: `exposition`, of `metrics` (text: `prometheus`) and `status`; `status_text`, as a line.
+`run_events` defines the events.  `run_state` makes them from the worker group's events, and folds them into the state
+of the run, including how its time was spent (`time_spent`).  `observer` passes both on, and writes the log lines.
+Other observers are `event_log` and `torch_events` (rules: `torch_events_core`); the health server, the status line and
+exporters have their own folders.  They show an `exposition` of `metrics` (text: `prometheus`) and `status`, or, as a
+line, `status_text`.
 """
 
 __all__ = [

@@ -1,18 +1,18 @@
-"""The event log: run events as JSON Lines in the log folder.
+"""Writes the event log: run events as JSON Lines in the log folder.
 
-`docs/reference/event-log.md` says what each record means to a reader, and the schema beside it what each looks like.
+`docs/reference/event-log.md` explains each record, and the schema beside it defines its fields.
 
-A thread writes, so a disk that hangs does not stop the loop, which only notes what happened, and when.  Each record is
-in the file within milliseconds.  The file is opened for each batch and closed again: a shared file system shows the end
-of a file to other machines when it is closed, and a file that was removed or has come back is noticed.
+A thread writes, so a disk that hangs does not block the loop, which only queues events with their times.  Each record
+is in the file within milliseconds.  The file is opened and closed for each batch: a shared file system shows the end of
+a file to other machines once it is closed, and a file that was removed or has come back is noticed.
 
-It is never the reason why a job ends.  Records that cannot be written are kept, up to a limit, and tried again; what is
-beyond that is counted, in the log itself once there is room.  Every line is whole, but for the last one of an agent
-that was killed.
+The event log never ends a job.  Records that cannot be written are kept, up to a limit, and retried; records beyond the
+limit are counted, in the log itself once there is room.  Every line is whole, except for the last one of an agent that
+was killed.
 
 
-Where nothing happens, the thread writes a record now and then that the agent lives: it shows until when an agent lived
-that was killed in the middle of hours of training.
+While nothing happens, the thread writes an `alive` record from time to time: it shows how long an agent lived that was
+killed during hours of training.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ _log = logging.getLogger(__name__)
 Json: TypeAlias = dict[str, Any]
 
 FILE_NAME = "events.jsonl"
-# Goes up when a field changes its meaning or goes; not when one is added.
+# Incremented when a field changes its meaning or is removed; not when one is added.
 SCHEMA = 1
-# A generation of 512 workers is two thousand records: what a disk that hangs for some restarts has to take later.
+# A generation of 512 workers is two thousand records: enough for a disk that hangs during a few restarts.
 BACKLOG_MAX = 4096
-# How often a disk that was full is tried again.
+# How often a full disk is retried.
 RETRY_INTERVAL_S = 5.0
-# How much of the end of a killed agent's log is unknown, against a wake-up of a thread and 200 bytes: 280 KiB a day.
+# Limits how much of a killed agent's end is unknown; costs a thread's wake-up and 200 bytes each time: 280 KiB a day.
 ALIVE_INTERVAL_S = 60.0
-# Progress is told twice a second, which would be 50 MiB a day.
+# Progress events come twice a second, which would be 50 MiB a day.
 PROGRESS_INTERVAL_S = 60.0
-# An observer's time to close is a little longer.
+# A little less than an observer's time to close.
 FINISH_TIMEOUT_S = CLOSE_TIMEOUT_S - 1
 
 
 class _Entry(NamedTuple):
-    what: ev.RunEvent | int  # a number: so many records are lost here
+    what: ev.RunEvent | int  # a number: how many records are missing here
     wall_ns: int
     now: float
 
 
 class EventLog(Observer):
-    """Event log of one run.
+    """The event log of one run.
 
     Args:
-        path: of the file; made when there is something to write, and appended to if it is there.
+        path: the file; made when there is something to write, and appended to if it exists.
         backlog_max: how many records are kept while they cannot be written.
-        retry_interval_s: how often they are tried again.
-        alive_interval_s: after how long without an event a record says that the agent lives.
+        retry_interval_s: how often they are retried.
+        alive_interval_s: how long after the last event an `alive` record is written.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class EventLog(Observer):
         self._writer = _Writer(path, retry_interval_s, alive_interval_s)
         self._backlog_max = backlog_max
         self._put = 0
-        self._lost = self._lost_since = 0  # in all, and since that was put down
+        self._lost = self._lost_since = 0  # in all, and since the last `records_lost`
         self._thread: threading.Thread | None = None
-        self._progress_of, self._progress_at = 0, 0.0  # the last record of progress: its generation, and when
+        self._progress_of, self._progress_at = 0, 0.0  # generation and time of the last progress record
 
     def tell(self, event: ev.RunEvent, now: float) -> None:
         wall_ns = time.time_ns()
@@ -104,13 +104,13 @@ class EventLog(Observer):
         self._put_down_lost(wall_ns, now)
         self._put += 1
         self._writer.entries.put(_Entry(event, wall_ns, now))
-        if self._thread is None:  # after the first event is put: nothing may come before it
+        if self._thread is None:  # only once the first event is queued: nothing may come before it
             thread = threading.Thread(target=self._writer.run, name="event log", daemon=True)
             thread.start()
             self._thread = thread
 
     async def aclose(self) -> None:
-        """Returns when all is written, or the disk has not taken it for too long."""
+        """Waits until everything is written, or the time is up."""
         if self._thread is None:
             return
         writer = self._writer
@@ -119,7 +119,7 @@ class EventLog(Observer):
         try:
             await run_sync(writer.is_over.wait, FINISH_TIMEOUT_S)
         finally:
-            writer.is_over.set()  # the thread that waits for it ends
+            writer.is_over.set()  # ends the thread that waits for it
         if lost := self._lost + self._put - writer.settled:
             level = logging.INFO if writer.has_warned else logging.WARNING  # one warning is enough
             _log.log(level, "the event log %s is missing %d records", writer.path, lost)
@@ -142,10 +142,10 @@ class _Writer:
         self._retry_interval_s = retry_interval_s
         self._alive_interval_s = alive_interval_s
         self._records = Records()
-        self._unwritten: deque[tuple[bytes, int]] = deque()  # lines, and how many events each tells of
+        self._unwritten: deque[tuple[bytes, int]] = deque()  # lines, and how many events each stands for
         self._trouble = "the disk did not take them in time"
-        self._has_ended = False  # the run: its last event has come
-        self._told_at = self._taken_at = 0.0  # the last run event: on the loop's clock, which may be any, and on ours
+        self._has_ended = False  # the run: its last event has been queued
+        self._told_at = self._taken_at = 0.0  # the last run event, on the loop's clock (any clock) and on ours
 
     def run(self) -> None:
         try:
@@ -157,7 +157,7 @@ class _Writer:
             self.is_over.set()
 
     def _take(self) -> bool:
-        """Waits for something to write, or until it is time to try again; gives whether there may be more."""
+        """Waits for something to write, or for the time to retry; returns whether there may be more."""
         quiet_s = None if self._has_ended else self._alive_interval_s
         try:
             entry = self.entries.get(timeout=self._retry_interval_s if self._unwritten else quiet_s)
@@ -165,7 +165,7 @@ class _Writer:
                 self._unwritten.append((self._line(entry), 0 if isinstance(entry.what, int) else 1))
                 entry = self.entries.get_nowait()
         except Empty:
-            if not self._unwritten:  # nor was there anything to take
+            if not self._unwritten:  # nothing was queued either
                 now = self._told_at + (time.monotonic() - self._taken_at)
                 self._unwritten.append((_encoded(self._records.alive(rfc3339(time.time_ns()), now)), 0))
             return True
@@ -195,15 +195,15 @@ class _Writer:
 
 
 def _encoded(record: Json) -> bytes:
-    # ASCII: whatever a worker said, lone surrogates included, is a line that any reader can read.
+    # ASCII: whatever a worker wrote, including lone surrogates, becomes a line that any reader can parse.
     return json.dumps(record, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def _append(path: Path, lines: bytes) -> int:
-    """Writes what there is room for, in whole lines; gives how many bytes.
+    """Writes as many whole lines as there is room for; returns the number of bytes.
 
     Raises:
-        OSError: there is none, or something else is wrong.
+        OSError: there is no room, or another error occurred.
     """
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -219,7 +219,7 @@ def _append(path: Path, lines: bytes) -> int:
 
 
 def rfc3339(wall_ns: int) -> str:
-    """The time of day in UTC, to the microsecond; always of the same length, so that it sorts as text."""
+    """Formats a time in UTC, to the microsecond; the length is always the same, so that texts sort by time."""
     seconds, ns = divmod(wall_ns, 1_000_000_000)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{ns // 1000:06d}Z"
 
@@ -230,7 +230,7 @@ def rfc3339(wall_ns: int) -> str:
 class Records:
     """Makes the records of one run.
 
-    Run, node, round, generation and ranks come from earlier events: it needs all of them, in order.
+    Run, node, round, generation and ranks come from earlier events, so `record` needs all events, in order.
     """
 
     def __init__(self) -> None:
@@ -239,11 +239,11 @@ class Records:
         self._first_rank = 0
 
     def record(self, event: ev.RunEvent, time: str, now: float) -> Json:
-        """The record of a run event.
+        """Returns the record of a run event.
 
         Args:
             event: what happened.
-            time: of day, as RFC 3339 has it.
+            time: the time of day, in the format of RFC 3339.
             now: the monotonic clock, in seconds.
         """
         fields = _fields(event)
@@ -262,17 +262,17 @@ class Records:
                     for local_rank in sorted(ids)
                 ]  # fmt: skip
             case ev.PhaseTook(local_rank=None):
-                del fields["local_rank"]  # it concerns them all
+                del fields["local_rank"]  # the phase is of all workers
             case ev.PhaseTook(local_rank=int(local_rank)):
                 fields["rank"] = self._first_rank + local_rank
             case ev.Waited():
                 fields = {"text": event.full}
             case ev.Restarting():
-                del fields["only_here"]  # the logs of the other nodes have it, as `in_place`
+                del fields["only_here"]  # the logs of the other nodes show it as `in_place`
                 fields |= {"reason": event.reason, "otherwise": wording.instead_of(event.decision)}
             case ev.JobEnded() | ev.RunEnded():
                 fields |= {"reason": event.reason, "otherwise": wording.instead_of(event.decision)}
-                fields["failure"] = fields.pop("cause")  # as it is called where a worker ends
+                fields["failure"] = fields.pop("cause")  # the name that `worker_ended` uses
                 fields.pop("failures", None)
                 fields.pop("traceback", None)
             case _:
@@ -280,11 +280,11 @@ class Records:
         return {**self._frame(ev.name_of(type(event).__name__), time, now), **fields}
 
     def lost(self, count: int, reason: str, time: str, now: float) -> Json:
-        """The record that stands where others are missing."""
+        """Returns the record that marks missing ones."""
         return {**self._frame("records_lost", time, now), "count": count, "reason": reason}
 
     def alive(self, time: str, now: float) -> Json:
-        """The record of an agent that lives while nothing happens."""
+        """Returns the record that an agent is alive while nothing happens."""
         return self._frame("alive", time, now)
 
     def _frame(self, event: str, time: str, now: float) -> Json:
@@ -297,7 +297,7 @@ def _fields(value: Record) -> Json:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it."""
+    """Converts a value for JSON."""
     match value:
         case Decision():
             return to_json(value)
@@ -318,4 +318,4 @@ def _plain(value: Any) -> Any:
         case tuple() | list():
             return [_plain(each) for each in value]
         case _:
-            return str(value)  # what a back end calls its workers
+            return str(value)  # a back end's name for a worker

@@ -1,4 +1,4 @@
-"""What an agent exposes of one run, as pages or as a file: status and metrics, from its run events."""
+"""Exposes status and metrics of one run, made from its run events, as pages or as a file."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class AgentFacts(Record):
-    """What no event tells, since nothing needs it at the moment it happens."""
+    """Facts that are in no event, because nothing needs them at the moment they change."""
 
-    coordinates: bool = False  # this agent, the job
-    silence_max_s: float = 0.0  # how long a worker may show no sign of life; 0: for ever
-    silent_s: Mapping[int, float] = MappingProxyType({})  # for how long none has been seen, by local rank
+    coordinates: bool = False  # this agent leads the job
+    silence_max_s: float = 0.0  # how long a worker may show no sign of life; 0: forever
+    silent_s: Mapping[int, float] = MappingProxyType({})  # how long workers have shown none, by local rank
 
 
 class Exposition(Observer):
-    """Status and metrics of one run, for all that show them.
+    """Status and metrics of one run, for everything that shows them.
 
     Args:
         is_local: the workers' ids are pids of this machine.
-        look: the facts, now.
-        catch_up: returns once the run state has the steps that workers have written by now.
+        look: returns the current facts.
+        catch_up: waits until the run state has the steps that workers have written by now.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Exposition(Observer):
             self.metrics.lag(self.lag_s)
 
     def metrics_text(self, common: Mapping[str, str] = _NONE, *, is_open: bool = False) -> str:
-        """The metrics now.
+        """Returns the current metrics.
 
         Args:
-            common: labels of every series.
-            is_open: as OpenMetrics.
+            common: labels for every series.
+            is_open: in the format of OpenMetrics.
         """
         facts = self._look()
         agent = usage_of("self")
@@ -94,13 +94,13 @@ class Exposition(Observer):
         )
 
     def usage(self) -> dict[int, tuple[float, int]]:
-        """CPU seconds and bytes of memory of the workers that live, by local rank."""
+        """Returns CPU seconds and bytes of memory of live workers, by local rank."""
         if not self._is_local:
             return {}
         return usage_of_leaders(self.run_state.running)
 
     def kernel_states(self) -> dict[int, KernelState]:
-        """What the kernel says of workers that live and do not run on, by local rank."""
+        """Returns the kernel states of workers that are alive but not running, by local rank."""
         if not self._is_local:
             return {}
         return self._process_states.look(self.run_state.running, aio.now())

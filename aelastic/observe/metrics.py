@@ -1,7 +1,7 @@
-"""Metrics of a run: run events in, Prometheus' text out.
+"""Makes metrics of a run: run events in, Prometheus' text out.
 
-Every series is there from the beginning, with 0 where nothing has happened yet, so that a rate or an alert has
-something to begin with.  `docs/reference/metrics.md` is made from what is declared here.
+Every series exists from the beginning, with 0 while nothing has happened, so that a rate or an alert has a start.
+`docs/reference/metrics.md` is generated from these declarations.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from aelastic.observe.run_state import RunState
 from aelastic.observe.status import readiness
 from aelastic.observe.time_spent import ON
 
-# From what a failure on one node takes (milliseconds) to the timeouts: 30 s to stop, 600 s to meet.
+# From the time that a failure on one node takes (milliseconds) to the timeouts: 30 s to stop, 600 s for a rendezvous.
 DURATION_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
-# From what one step of a loop may take to what a lease of a node allows (5 s).
+# From the time that one step of a loop may take to the lease of a node (5 s).
 LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 
 
-# How a worker failed: it could not be started, was stopped by a watch, died of memory, of a signal, of an exception
-# that it recorded or printed, or left with another code than 0.
+# How a worker failed: it could not be started, was stopped by a watch, was killed for lack of memory or by a signal,
+# raised an exception that it recorded or printed, or exited with a code other than 0.
 FAILURE_KINDS: tuple[str, ...] = ("start", *get_args(WatchName), "oom", "signal", "exception", "exit")
 
 
-# What the state of a run says whenever something asks: name, meaning, and the value; `None`: not known yet.
+# Metrics read from the state of a run on each scrape: name, meaning, and the value; `None`: not known yet.
 _OF_STATE: tuple[tuple[str, str, Callable[[RunState], Any]], ...] = (
     ("aelastic_ready", "1 while /readyz returns 200: workers of a complete round run on this node.",
      lambda run: readiness(run)[0]),
@@ -70,7 +70,7 @@ _OF_STATE: tuple[tuple[str, str, Callable[[RunState], Any]], ...] = (
 )  # fmt: skip
 
 
-# What is counted of run events: which, name, meaning, label with its first values, and the value; nothing: it is none.
+# Counted run events: type, name, meaning, label with its first values, and the label's value; if falsy, not counted.
 _COUNTED: tuple[tuple[type[ev.RunEvent], str, str, str, tuple[str, ...], Callable[[Any], Any]], ...] = (
     (ev.RoundFormed, "aelastic_rounds_total", "Rounds that this node took part in.", "", (), lambda _: True),
     (ev.Restarting, "aelastic_restarts_total", "Restarts that this agent took part in, including those in place.",
@@ -96,7 +96,7 @@ class RunMetrics:
     """Metrics of one run.
 
     Args:
-        build: what is running, as label and value: `version`, `python`.
+        build: the running versions, as labels and values: `version`, `python`.
     """
 
     def __init__(self, build: Mapping[str, str]) -> None:
@@ -136,7 +136,7 @@ class RunMetrics:
         )
         self._start_took = histogram(name, text, "kind", "phase", buckets=DURATION_BUCKETS_S)
         for kind, phase in itertools.product(get_args(ev.StartKind), get_args(ev.StartPhase)):
-            if (kind, phase) != ("cold", "imported"):  # which is not seen from outside
+            if (kind, phase) != ("cold", "imported"):  # not visible from outside
                 self._start_took.declare(kind, phase)
         text = "Time of the run, by activity; the sum is the whole run."
         self._spent = counter("aelastic_time_seconds_total", text, "spent", start=ON)
@@ -160,7 +160,7 @@ class RunMetrics:
         self._is_starting = False
         self._formed_at = 0.0
         self._failed_at: float | None = None  # when the first worker of this generation was seen to have ended
-        self._down_since: float | None = None  # since when workers do not run that did
+        self._down_since: float | None = None  # since when workers that ran no longer do
         self._look(RunState())
 
     def tell(self, event: ev.RunEvent, now: float) -> None:
@@ -177,12 +177,12 @@ class RunMetrics:
                     self._failed_at = self._down_since = None
             case ev.PhaseTook() as took:
                 self._on_phase_took(took, now)
-            case ev.WorkersStarted() if self._is_starting:  # else they are being stopped already
+            case ev.WorkersStarted() if self._is_starting:  # otherwise they are already being stopped
                 self._on_started(event, now)
             case ev.WorkerReached(kind=kind, phase=phase, duration_s=duration_s):
                 self._start_took.observe(duration_s, kind, phase)
             case _:
-                pass  # takes no time
+                pass  # no duration to measure
 
     def _on_started(self, started: ev.WorkersStarted, now: float) -> None:
         for kind in map(started.kind_of, started.ids):
@@ -199,12 +199,12 @@ class RunMetrics:
         elif took.name == "run":
             self._down_since = now if self._failed_at is None else min(now, self._failed_at)
         elif took.name == "barrier":
-            self._down_since = now  # until then they were not missing
+            self._down_since = now  # until then no worker was missing
 
-    # Measured when something asks.
+    # Measured on each scrape.
 
     def lag(self, duration_s: float) -> None:
-        """How late the loop came to a task."""
+        """Observes how late the loop reached a task."""
         self._lag.observe(duration_s)
 
     def expose(
@@ -221,23 +221,23 @@ class RunMetrics:
         silence: tuple[float, Mapping[int, float]] = (0.0, MappingProxyType({})),
         is_open: bool = False,
     ) -> str:
-        """The text for a scraper.
+        """Returns the text for a scraper.
 
         Args:
-            state: of the run.
-            agent: its CPU seconds and bytes of memory.
-            workers: the same of workers that live, by local rank.
-            kernel: what the kernel says of those that do not run on, by local rank.
-            common: labels of every series.
-            now: as events have it.
-            epoch: what `now` is ahead of the seconds since 1970.
-            coordinates: this agent coordinates the job.
-            silence: how long a worker may show no sign of life, and for how long none has been seen, by local rank.
-            is_open: as OpenMetrics.
+            state: the state of the run.
+            agent: the agent's CPU seconds and bytes of memory.
+            workers: the same for live workers, by local rank.
+            kernel: kernel states of workers that are alive but not running, by local rank.
+            common: labels for every series.
+            now: on the clock of the events.
+            epoch: seconds since 1970 when the clock of `now` was 0.
+            coordinates: this agent leads the job.
+            silence: how long a worker may show no sign of life, and how long each has shown none, by local rank.
+            is_open: in the format of OpenMetrics.
         """
         self._look(state)
         for what, seconds in state.spent.until(now).items():
-            # What turns out to be a hang was told as training: what was exposed never shrinks, so that stands still.
+            # Time first exposed as training may turn out to be a hang.  A counter never shrinks, so it stands still.
             self._spent.raise_to(seconds, what)
         self._phase_start.set(round(state.phase_since + epoch, 3))
         self._coordinates.set(coordinates)
@@ -259,7 +259,7 @@ class RunMetrics:
         return self.registry.expose(common, is_open=is_open)
 
     def _look(self, state: RunState) -> None:
-        """Sets what is a state of the run, and not counted."""
+        """Sets the metrics that are read from the state of the run."""
         for each in WorkerState:
             self._state.set(each is state.state, each.value)
         for phase in Phase:
@@ -270,7 +270,7 @@ class RunMetrics:
         if (began := state.began) is not None:
             self._run.set(1, began.run_id, began.host, began.role, began.rdzv_backend)
             if (ended := state.ended) is not None:
-                # Workers that were stopped because of an error are not a job that was asked to stop.
+                # If workers were stopped because of an error, the job was not asked to stop.
                 self._ended.set(1, began.run_id, (WorkerState.UNKNOWN if ended.traceback else ended.state).value)
 
 

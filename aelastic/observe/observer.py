@@ -1,8 +1,8 @@
-"""Observers of a run, their dispatcher, and the one that each run has: the agent's own log lines.
+"""Observers of a run, their dispatcher, and the observer that every run has: the agent's own log lines.
 
-An observer gets every run event, in order, at the moment it happens, on the agent's loop: first `RunBegan`, last
-`RunEnded`, whatever the run ends with.  It is never the reason why a job ends: one that raises gets no further events,
-which is logged once, and the run goes on.
+An observer gets every run event, in order, as it happens, on the agent's loop: first `RunBegan`, last `RunEnded`,
+however the run ends.  An observer never ends a job: one that raises gets no further events, which is logged once, and
+the run continues.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from aelastic.rdzv.protocol.messages import Outcome
 
 _log = logging.getLogger(__name__)
 
-# What an observer has to finish at the end, a file to write out, say.
+# How long an observer may take to finish at the end, for example to write out a file.
 CLOSE_TIMEOUT_S = 5.0
-# What restarts without imports would have saved is worth a log line from here on.
+# From this much time on, what restarts without imports would have saved is worth a log line.
 SAVED_MIN_S = 5.0
-# Workers run, or begin to.
+# Phases in which workers run, or begin to.
 _WITH_WORKERS = {
     Phase.SPAWNING, Phase.PREPARING, Phase.RUNNING, Phase.LEAVING, Phase.FORMING, Phase.CANCELLING, Phase.STOPPING,
 }  # fmt: skip
@@ -75,7 +75,7 @@ class Observers:
             self.add(observer)
 
     def add(self, observer: Observer) -> None:
-        """Adds one, before `run`."""
+        """Adds an observer, before `run`."""
         observer.run_state = self.state
         self._observers.append(observer)
 
@@ -83,7 +83,7 @@ class Observers:
         self._observers.remove(observer)
 
     def tell(self, event: RunEvent, now: float) -> None:
-        """Passes an event to all of them.  Never blocks, never raises."""
+        """Passes an event to all observers.  Never blocks, never raises."""
         told: tuple[RunState | Observer, ...] = (self.state, *self._observers)
         for observer in told:
             if id(observer) not in self._dropped:
@@ -93,18 +93,18 @@ class Observers:
                     self._drop(observer, error)
 
     async def run(self) -> None:
-        """Runs all of them, until cancelled."""
+        """Runs all observers, until cancelled."""
         async with anyio.create_task_group() as tasks:
             for observer in self._observers:
                 tasks.start_soon(self._guard, observer, observer.run, name=type(observer).__name__)
 
     def give_up(self) -> None:
-        """Tells all of them not to wait any longer."""
+        """Makes all observers stop waiting."""
         for observer in self._observers:
             observer.give_up()
 
     async def aclose(self) -> None:
-        """Closes all of them, those that failed too, each within its time."""
+        """Closes all observers, including those that failed, each within its time."""
         async with anyio.create_task_group() as tasks:
             for observer in self._observers:
                 tasks.start_soon(self._close, observer)
@@ -136,16 +136,16 @@ class EventStream(Observer):
     def __init__(self) -> None:
         self._mailbox: Mailbox[RunEvent] = Mailbox()
 
-    def tell(self, event: RunEvent, now: float) -> None:  # noqa: ARG002  who takes them knows when
+    def tell(self, event: RunEvent, now: float) -> None:  # noqa: ARG002  the consumer knows the time
         self._mailbox.post(event)
 
     async def next(self, deadline: float | None = None) -> RunEvent | None:
-        """The next event, or `None` once the deadline has passed without one."""
+        """Returns the next event, or `None` once the deadline has passed without one."""
         return await self._mailbox.next(deadline)
 
 
 async def events_of(observers: Observers) -> AsyncIterator[RunEvent]:
-    """What happens from now on, to the end of the run."""
+    """Yields the events from now on, to the end of the run."""
     observers.add(stream := EventStream())
     try:
         while (event := await stream.next()) is not None:
@@ -160,16 +160,16 @@ async def events_of(observers: Observers) -> AsyncIterator[RunEvent]:
 
 
 class LogLines(Observer):
-    """Log lines of one run: what a user wants to know while it goes on.
+    """Log lines of one run: what a user wants to know while it is running.
 
     Args:
-        shutdown_timeout_s: how long workers have to end when they are asked to.
+        shutdown_timeout_s: how long workers may take to end when they are asked to.
     """
 
     def __init__(self, shutdown_timeout_s: float) -> None:
         self._shutdown_timeout_s = shutdown_timeout_s
         self._is_stop_asked = self._is_killing = False
-        self._began_s: dict[int, float] = {}  # by generation after the first: until its cold workers had begun
+        self._began_s: dict[int, float] = {}  # by generation after the first: how long its cold workers took to begin
         # Of this generation.
         self._has_failed = False
         self._compared = ""
@@ -190,7 +190,7 @@ class LogLines(Observer):
                 is_stopped = " is stopped" if event.is_stopped else ""
                 _log.warning("rank %d on %s%s: %s", event.rank, host, is_stopped, event.reason)
                 self._has_failed |= event.is_stopped
-            case ev.Compared(_, words) if words != self._compared:  # each node that finds a hang has it looked into
+            case ev.Compared(_, words) if words != self._compared:  # each node that finds a hang starts a comparison
                 self._compared = words
                 _log.warning("%s", words)
             case ev.Announced("saving", words):
@@ -203,7 +203,7 @@ class LogLines(Observer):
                 _log.info("leaving: %s", words)
             case ev.WorkerEnded(failure=failure) if failure is not None:
                 self._has_failed = True
-                if not failure.found_by:  # else it was said when it was noticed
+                if not failure.found_by:  # otherwise it was logged when it was noticed
                     _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, failure.short_message)
             case ev.Restarting(in_place=True):
                 _log.warning("recovering in place: %s", event.reason)
@@ -224,25 +224,25 @@ class LogLines(Observer):
             case ev.StopAsked(signum):
                 self._on_stop_asked(signum)
             case ev.RendezvousLost(reason):
-                if runs:  # else the error that ends the run comes at once, and says it
+                if runs:  # otherwise the error that ends the run follows at once, with the reason
                     _log.warning("stopping workers: %s", reason)
             case ev.WorkerReached(generation, _, _, "cold", _, duration_s) if generation > 1:
                 self._began_s[generation] = max(self._began_s.get(generation, 0.0), duration_s)
             case ev.JobEnded(Outcome.FAILED) if runs and not self._has_failed:
-                _log.warning("the job has failed: %s", event.reason)  # elsewhere; the report comes once our workers end
+                _log.warning("the job has failed: %s", event.reason)  # elsewhere; the report follows our workers' end
             case ev.JobEnded(Outcome.FAILED, decision) if decision.kind is not DecisionKind.RESTARTS_OFF:
                 instead = wording.instead_of(decision)
                 _log.warning("not restarting: %s%s", event.reason, f". To restart anyway: {instead}" if instead else "")
             case ev.JobEnded(outcome):
                 _log.info("the job has %s: %s", outcome, event.reason)
             case ev.RunEnded() if self.run_state.fork_server is not None:
-                pass  # the workers had a template already
+                pass  # the workers already had a template
             case ev.RunEnded() if (spent_s := sum(self._began_s.values())) >= SAVED_MIN_S:
                 count = len(self._began_s)
                 times = f"{count} restart{'s' * (count > 1)} took {spent_s:.0f} s until workers had begun"
                 _log.warning("%s, with imports: --preload auto starts them with these done", times)
             case _:
-                pass  # said by others: durations in the event log, the end in the report
+                pass  # shown elsewhere: durations in the event log, the end in the report
 
     def _on_stop_asked(self, signum: int) -> None:
         if self.run_state.phase not in _WITH_WORKERS:

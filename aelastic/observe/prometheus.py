@@ -1,10 +1,10 @@
-"""Metrics of a run as Prometheus' text (exposition format 0.0.4, which every scraper reads), or as OpenMetrics 1.0.
+"""Writes metrics as Prometheus' text (exposition format 0.0.4, which every scraper reads), or as OpenMetrics 1.0.
 
-A registry for each run, not one for the process: an agent lives in other people's programs, and any number of them side
-by side.  Not prometheus_client: it counts from the start or not at all, and takes 47 ms to import.
+Each run has its own registry, because agents run inside other people's programs, any number of them side by side.
+prometheus_client is not used: it counts from the start or not at all, and takes 47 ms to import.
 
-Labels hold ranks and words from fixed lists, never a pid: a series of a value that never comes back would stay.  The
-one series that says which run it is may hold its id.
+Labels hold ranks and words from fixed lists, never a pid: the series of a value that never recurs would stay.  The one
+series that identifies the run may hold its id.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from types import MappingProxyType
 from typing import TypeVar
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# What a scraper names in `Accept` if it reads OpenMetrics.
+# The type that a scraper names in `Accept` if it reads OpenMetrics.
 OPEN_METRICS = "application/openmetrics-text"
 OPEN_CONTENT_TYPE = f"{OPEN_METRICS}; version=1.0.0; charset=utf-8"
 
 
 class Family:
-    """Series of one name that differ in their labels' values; the values are given by position.
+    """Series of one name that differ in their labels' values, which are passed by position.
 
     Args:
         kind: `counter` or `gauge`.
-        name: with unit, and `_total` for a counter.
-        text: what is counted or measured.
-        labels: their names.
+        name: the name, with unit, and `_total` for a counter.
+        text: the help text.
+        labels: the names of the labels.
     """
 
     def __init__(self, kind: str, name: str, text: str, *labels: str) -> None:
@@ -36,14 +36,14 @@ class Family:
 
     @property
     def series(self) -> tuple[tuple[str, ...], ...]:
-        """The labels' values of each series that is there."""
+        """The labels' values of each existing series."""
         return tuple(self._values)
 
     def set(self, value: float, *labels: object) -> None:
         self._values[self._key(labels)] = value
 
     def raise_to(self, value: float, *labels: object) -> None:
-        """Sets it, unless it is more: a counter never shrinks."""
+        """Sets the value unless it is already higher: a counter never shrinks."""
         self.set(max(value, self._values.get(self._key(labels), 0.0)), *labels)
 
     def inc(self, *labels: object, by: float = 1.0) -> None:
@@ -60,7 +60,7 @@ class Family:
             yield _line(self.name, (*self.labels, *names), (*key, *values), value)
 
     def _others(self, common: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Of labels that every series has, those that these do not have anyway."""
+        """Returns the common labels that this family does not define itself, and their values."""
         more = {label: value for label, value in common.items() if label not in self.labels}
         return tuple(more), tuple(more.values())
 
@@ -71,7 +71,7 @@ class Family:
 
 
 class Histogram(Family):
-    """How often a value was so large, or less.
+    """Counts, for each bucket, the values up to its bound.
 
     Args:
         buckets: upper bounds, ascending, without infinity.
@@ -86,7 +86,7 @@ class Histogram(Family):
             self.declare()
 
     def declare(self, *labels: object) -> None:
-        """Begins a series with nothing in it: a rate needs a zero to begin with."""
+        """Begins an empty series: a rate needs a zero to start from."""
         key = self._key(labels)
         self._values.setdefault(key, 0.0)
         self._counts.setdefault(key, [0] * (len(self.buckets) + 1))
@@ -123,10 +123,10 @@ class Registry:
         return tuple(self._families.values())
 
     def counter(self, name: str, text: str, *labels: str, start: Sequence[str] = ()) -> Family:
-        """A number that only grows.
+        """Adds a number that only grows.
 
         Args:
-            start: values of the label whose series begin at 0 now: a rate needs a zero to begin with.
+            start: values of the label whose series begin at 0 now: a rate needs a zero to start from.
         """
         family = self._add(Family("counter", name, text, *labels))
         for value in start:
@@ -146,11 +146,11 @@ class Registry:
         return family
 
     def expose(self, common: Mapping[str, str] = MappingProxyType({}), *, is_open: bool = False) -> str:
-        """The text for a scraper.
+        """Returns the text for a scraper.
 
         Args:
-            common: labels of every series, with their values.
-            is_open: as OpenMetrics, where a counter's family is named without `_total`, and the text has an end.
+            common: labels for every series, with their values.
+            is_open: in OpenMetrics, where a counter's family is named without `_total`, and the text has an end mark.
         """
         lines: list[str] = []
         for family in self._families.values():
@@ -168,7 +168,7 @@ def _line(name: str, labels: Sequence[str], values: Sequence[str], number: float
 
 
 def _escaped(value: str) -> str:
-    # A surrogate, from a byte that was no UTF-8, cannot be sent.
+    # A surrogate, from a byte that was not UTF-8, cannot be sent.
     text = value.encode(errors="replace").decode()
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 

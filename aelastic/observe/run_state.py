@@ -1,15 +1,15 @@
-"""A run, as its observers are told it: run events made from what the worker group does, and folded into its state.
+"""Makes run events from what the worker group does, and folds them into the state of the run, for its observers.
 
-`RunEventSource` sees each event after the worker group has handled it, and gives run events; it decides nothing.  What
-happened comes first, then how long what was before it took, then where the agent stands now.
+`RunEventSource` sees each event after the worker group has handled it, and returns run events; it decides nothing.
+First comes what happened, then how long the previous phase took, then the agent's phase now.
 
-- `PhaseTook` comes when a phase is over.  From the start to the end of a run there is always exactly one of them, but
-  for `detect`, which lies at the end of `run` or in `stop`: the durations of the others add up to that of the run.
+- `PhaseTook` comes when a phase is over.  At any time of a run exactly one phase is on, except for `detect`, which
+  overlaps the end of `run` or `stop`: the durations of the others add up to that of the run.
 - `Restarting` comes once on each node that takes part in the restart: when the leader announces it, whatever this
-  node does at that moment.  A node that leaves meanwhile has none.
+  node does at that moment.  A node that is leaving gets none.
 
-`RunState` is folded once, for all who show it: log lines, the status line, the status page, metrics, systemd and
-exporters read it; what to add for a new event is one case there.  Times are those of the events' clock.
+`RunState` is folded once, for everything that shows it: log lines, the status line, the status page, metrics, systemd
+and exporters.  A new event needs one new case there.  Times are on the events' clock.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from aelastic.group.worker_group import WorkerGroup
     from aelastic.spec import WorkerSpec
 
-# Why a round does not continue in place.
+# Reasons why a round does not continue in place.
 OTHERS_CANNOT = "not all workers of the job can leave the round"
 HAVE_RETURNED = "the functions of this node's workers had returned"
 _OPTED_IN = {WorkerStage.READY, WorkerStage.RUNNING, WorkerStage.LEAVING, WorkerStage.DONE}
-# Workers are being started, or may be started in spite of a stop.
+# Workers are being started, or may be started despite a stop.
 _STARTING = {Phase.SPAWNING, Phase.CANCELLING}
 # The last ten restarts, of six phases each.
 PHASES_MAX = 60
@@ -63,14 +63,14 @@ WorkerFact: TypeAlias = Literal["starting", "running", "succeeded", "failed", "s
 
 
 def introduction(spec: WorkerSpec, *, run_id: str, node_id: str, host: str, pid: int) -> ev.RunBegan:
-    """The first event of a run.
+    """Returns the first event of a run.
 
     Args:
-        spec: the workers.
+        spec: the worker spec.
         run_id: the job's name.
-        node_id: this agent's.
-        host: what this machine calls itself.
-        pid: the agent's.
+        node_id: this agent's id.
+        host: this machine's name.
+        pid: the agent's pid.
     """
     rdzv = spec.rdzv
     return ev.RunBegan(
@@ -89,7 +89,7 @@ def introduction(spec: WorkerSpec, *, run_id: str, node_id: str, host: str, pid:
 
 
 def _program(spec: WorkerSpec) -> str:
-    """What runs: of a Python, the script or module."""
+    """Returns the name of the program; if it is Python, of the script or module."""
     name = spec.get_entrypoint_name()
     if callable(spec.entrypoint) or not name.rpartition("/")[2].startswith("python"):
         return name
@@ -101,7 +101,7 @@ class RunEventSource:
     """The run events of one worker group.
 
     Args:
-        group: read, never changed.
+        group: the worker group; read, never changed.
     """
 
     def __init__(self, group: WorkerGroup) -> None:
@@ -112,19 +112,19 @@ class RunEventSource:
         self._assigned: Assigned | None = None
         self._restart_count = 0
         self._is_killing = False
-        self._name: ev.PhaseName | None = None  # of what takes time now
+        self._name: ev.PhaseName | None = None  # the current phase
         self._since = 0.0
-        self._restarted_round: int | None = None  # the last one of which a restart was told
+        self._restarted_round: int | None = None  # the last round for which a restart was reported
         self._given_up_in: int | None = None  # the last round reported as not continuing in place
         # Of this generation.
         self._ended: set[int] = set()  # local ranks
-        # Of a round that workers leave, or continue in place: since when, and how many of them.
+        # For a round that workers leave, or continue in place: since when, and how many of them.
         self._left_at = 0.0
         self._kept = 0
         self._state_from = -1, -1  # the step of the state of this round, and the rank that it came from
 
     def handle(self, event: Event, now: float) -> list[ev.RunEvent]:
-        """The run events that follow from an event, which the group has handled."""
+        """Returns the run events that follow from an event that the group has handled."""
         group = self._group
         told = [*self._what_happened(event, now), *self._killed(event)]
         if group.assigned is not self._assigned:
@@ -156,7 +156,7 @@ class RunEventSource:
                 return self._not_recovered(self._why_given_up()) if self._is_given_up() else []
             case Spawned(generation, ids, warm) if generation == self._generation and self._phase in _STARTING:
                 return [ev.WorkersStarted(generation, ids, warm)]
-            # Else the group knew better.
+            # Otherwise the group ignored the report.
             case FoundUnhealthy() if group.exits.failed.get(event.local_rank) is event.failure:
                 local_rank, reason = event.local_rank, event.reason or event.failure.short_message
                 rank = group.workers[local_rank].global_rank
@@ -185,25 +185,25 @@ class RunEventSource:
                 return []
 
     def _ended_now(self, event: Event, now: float) -> list[ev.RunEvent]:
-        """The end of a worker, if the event is one."""
+        """Returns the run events for a worker's end, if the event is one."""
         if not isinstance(event, Exited) or event.generation != self._generation:
-            return []  # an earlier generation's, or one's that was started ahead of its round
+            return []  # the worker is of an earlier generation, or was started ahead of its round
         if event.local_rank in self._ended:
-            return []  # told twice
+            return []  # already reported
         self._ended.add(event.local_rank)
         if self._phase is Phase.RUNNING:
             self._left_at = now if event.gone_at is None else event.gone_at
         return self._worker_ended(event, now)
 
     def _is_given_up(self) -> bool:
-        """Whether workers that were to continue in place are stopped instead."""
+        """Returns whether workers that should have continued in place are stopped instead."""
         group = self._group
         was_leaving, has_workers = self._phase in {Phase.LEAVING, Phase.FORMING}, self._phase is Phase.RUNNING
         could_recover = was_leaving or group.in_place.is_state_lost or (has_workers and group.in_place.is_worn_out)
         return group.phase is Phase.STOPPING and self._phase is not Phase.STOPPING and could_recover
 
     def _is_no_longer_ahead(self) -> bool:
-        """Whether workers that were started ahead of their round are stopped, to be started in it."""
+        """Returns whether workers that were started ahead of their round are stopped, and will start in it."""
         group = self._group
         is_stopped = group.phase is Phase.STOPPING and self._phase is Phase.PREPARING
         return is_stopped and not group.is_leaving
@@ -217,14 +217,14 @@ class RunEventSource:
         return wording.text_of(group.reason if event is None else event.decision)
 
     def _not_recovered(self, why: str) -> list[ev.RunEvent]:
-        """Said once of a round; nothing without a reason."""
+        """Reports a round as not continuing in place; returns nothing without a reason."""
         if not why:
             return []
         self._given_up_in = None if self._group.assigned is None else self._group.assigned.round
         return [ev.NotRecovered(self._group.generation, why)]
 
     def _why_not_in_place(self, event: Interrupted) -> str:
-        """Why workers that have opted in do not continue; empty if none has, or if nothing is to be said about it."""
+        """Returns why workers that opted in do not continue; empty if none did, or if there is nothing to report."""
         group = self._group
         if event.in_place:
             return ""
@@ -249,7 +249,7 @@ class RunEventSource:
             outcome = "stopped"
         rank = group.workers[local_rank].global_rank
         told: list[ev.RunEvent] = [ev.WorkerEnded(event.generation, local_rank, rank, outcome, failure)]
-        # Of an unhealthy worker it was known before it ended.
+        # An unhealthy worker's failure was known before the worker ended.
         if event.gone_at is not None and failure is not None and not failure.found_by:
             told.append(ev.PhaseTook("detect", max(0.0, now - event.gone_at), local_rank))
         return told
@@ -269,7 +269,7 @@ class RunEventSource:
         return [ev.Restarting(cause, event.decision, self._restart_count, in_place, only_here)]
 
     def _is_recovered(self, shared: Shared) -> bool:
-        """Whether the last worker of this node has the state of a round that continues in place."""
+        """Returns whether all workers of this node now have the state of a round that continues in place."""
         group = self._group
         is_of_now = group.assigned is not None and shared.round == group.assigned.fence
         if not is_of_now or not self._kept or self._phase is not Phase.RUNNING:
@@ -326,7 +326,7 @@ class RunEventSource:
 
 
 def _words(event: Event) -> str:
-    """Why, where the group needs no reason."""
+    """Returns the reason for a change for which the group has none."""
     match event:
         case Assigned(round_):
             return f"round {round_} is complete"
@@ -346,7 +346,7 @@ class WorkerNow(Record):
 
     rank: int
     local_rank: int
-    id: Any = None  # a pid, or what the back end calls it; `None` until it is started
+    id: Any = None  # a pid, or the back end's name for it; `None` until it is started
     state: WorkerFact = "starting"
     note: str = ""  # what a watch has found
     started_at: float | None = None
@@ -375,9 +375,9 @@ class GenerationEnd(Record):
     cause: ev.RestartCause | Literal["end"]
     reason: str
     failure: ProcessFailure | None  # the first that this node knows of
-    step: int | None  # by the workers' output
+    step: int | None  # according to the workers' output
     again: float | None = None  # when workers ran again
-    decision: Decision | None = None  # where one was made
+    decision: Decision | None = None  # if one was made
     round: int = 0  # that this node took part in; 0: none yet
     in_place: bool = False  # only the round ended: workers kept their processes
     recovered: ev.Recovered | None = None  # once they had the state of the next round
@@ -390,7 +390,7 @@ class RunState:
         self.began: ev.RunBegan | None = None
         self.began_at = 0.0
         self.ended: ev.RunEnded | None = None
-        # Where the agent stands.
+        # The agent's phase.
         self.phase, self.state, self.reason = Phase.INIT, WorkerState.INIT, ""
         self.phase_since = 0.0
         self._waiting: ev.Waited | None = None
@@ -402,19 +402,19 @@ class RunState:
         self.workers: dict[int, WorkerNow] = {}  # by local rank
         self.progress: tuple[ev.Progressed, float] | None = None  # and when
         self.compared: tuple[ev.Compared, float] | None = None  # the last, and when
-        self.announced = ""  # an interruption, while it is
-        self._is_drain = False  # since a node leaves
-        self.held = ""  # a failure that nothing is stopped for
-        # What was before.
+        self.announced = ""  # the interruption that is announced now
+        self._is_drain = False  # it is because a node leaves
+        self.held = ""  # a failure for which nothing is stopped yet
+        # The past.
         self.past: deque[PastPhase] = deque(maxlen=PHASES_MAX)
         self.took: dict[ev.PhaseName, float] = {}  # how long the last of each phase was, in seconds, however long ago
         self.restart_count = 0
         self.restarts: dict[ev.RestartCause, int] = {"failure": 0, "membership": 0}
-        self.drains = 0  # interruptions that were announced, and not called off
+        self.drains = 0  # announced interruptions that were not cancelled
         self.recoveries = 0  # in place
         self.last_recovery: tuple[ev.Recovered, float] | None = None  # and when
         self.last_progress: ev.Progressed | None = None
-        self.first_failure: tuple[int, ProcessFailure] | None = None  # of the last generation that failed: which, what
+        self.first_failure: tuple[int, ProcessFailure] | None = None  # last failed generation, and its first failure
         self._failed_in = 0, 0  # the generation of that failure, and its round: in place, a generation has several
         self.last_failure: tuple[ProcessFailure, float] | None = None  # and when
         self.ends: deque[GenerationEnd] = deque(maxlen=ENDS_MAX)
@@ -428,7 +428,7 @@ class RunState:
 
     @property
     def waited_parts(self) -> tuple[str, str]:
-        """The same in two parts: what is missing, and the rest."""
+        """`waited` in two parts: what is missing, and the rest."""
         return ("", "") if self._waiting is None else (self._waiting.missing, self._waiting.text)
 
     def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912, PLR0915  one case for each run event
@@ -476,7 +476,7 @@ class RunState:
                 self._is_drain = event.verb == "drain"
             case ev.Progressed(generation):
                 self._on_progress(event, now)
-                if self._is_end_of(generation):  # workers wrote on until they were stopped
+                if self._is_end_of(generation):  # workers continued to write until they were stopped
                     self.ends[-1] = self.ends[-1].replace(step=event.step)
             case ev.PhaseTook(name, duration_s, of_rank):
                 self.past.append(PastPhase(name, self.generation, now, duration_s, of_rank))
@@ -496,7 +496,7 @@ class RunState:
                 self._on_end("end", reason or state.value, event.decision, cause, now)
                 self._on_failure(cause, now)
             case _:
-                pass  # passes, and leaves no state
+                pass  # leaves no state
 
     def _enter(self, phase: Phase, now: float) -> None:
         if phase is not self.phase:
@@ -505,7 +505,7 @@ class RunState:
             self.why_stopping = ""
 
     def _on_formed(self, formed: ev.RoundFormed, now: float) -> None:
-        self._enter(Phase.RUNNING if formed.in_place else Phase.SPAWNING, now)  # which is said a moment later
+        self._enter(Phase.RUNNING if formed.in_place else Phase.SPAWNING, now)  # `Changed` follows in a moment
         self.formed, self.formed_at, self.restart_count = formed, now, formed.restart_count
         before = self.workers
         self.workers = {local: WorkerNow(formed.first_rank + local, local) for local in range(formed.local_world_size)}
@@ -536,7 +536,7 @@ class RunState:
         self.ends.append(GenerationEnd(*known, decision=decision, round=self._round, in_place=in_place))
 
     def _is_end_of(self, generation: int) -> bool:
-        """Whether the last end is that of the generation.  In place, the generation runs again after it."""
+        """Returns whether the last end is that of the generation.  In place, the generation runs again after it."""
         if not self.ends or self.ends[-1].generation != generation:
             return False
         return not self.ends[-1].in_place or self.ends[-1].again is None
@@ -545,12 +545,12 @@ class RunState:
         if failure is not None and self._failed_in != (generation, self._round):
             self.first_failure, self._failed_in = (generation, failure), (generation, self._round)
         if self._is_end_of(generation) and self.ends[-1].failure is None:
-            self.ends[-1] = self.ends[-1].replace(failure=failure)  # it was held until others were stopped
+            self.ends[-1] = self.ends[-1].replace(failure=failure)  # it was held back until others were stopped
         self._on_failure(failure, now)
 
     def _on_progress(self, event: ev.Progressed, now: float) -> None:
         self.last_progress = event
-        if event.generation >= self.generation:  # else the last of a generation, and the next one is there already
+        if event.generation >= self.generation:  # otherwise the last of a generation, after the next one has formed
             self.progress = event, now
 
     def _set(self, local_rank: int, **fields: Any) -> None:
@@ -575,5 +575,5 @@ class RunState:
 
     @property
     def running(self) -> Mapping[int, Any]:
-        """Local ranks of workers that live, and what the back end calls them."""
+        """The ids that the back end gave to live workers, by local rank."""
         return {each.local_rank: each.id for each in self.workers.values() if each.state == "running"}

@@ -1,6 +1,6 @@
-"""Status of an agent, as `/status` and `/readyz` give it: the state of a run in, answers out.
+"""Makes the answers of `/status` and `/readyz` from the state of a run.
 
-Times are monotonic here; the wall clock's comes with the question, since it is for people only.
+Times are monotonic here; the caller passes the time of the wall clock, which is only for people.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aelastic.observe.run_state import GenerationEnd, RunState, WorkerNow
 from aelastic.rdzv.restart_policy import innocence
 
 SCHEMA = 1
-# Of a failure's traceback; the end of it says most.
+# How much of the end of a failure's traceback is shown; the end says most.
 TRACEBACK_CHARACTERS_MAX = 8192
 
 _NOT_READY: dict[Phase, str] = {
@@ -43,11 +43,11 @@ _NONE: Mapping[int, str] = MappingProxyType({})
 
 
 def readiness(state: RunState, kernel: Mapping[int, str] = _NONE) -> tuple[bool, str]:
-    """Whether workers of a complete round run on this node; if not, why.
+    """Returns whether workers of a complete round run on this node; if not, why.
 
     Args:
-        state: of the run.
-        kernel: what the kernel says of workers that live and do not run on, by local rank.
+        state: the state of the run.
+        kernel: kernel states of workers that are alive but not running, by local rank.
     """
     if state.phase is not Phase.RUNNING:
         why, is_waiting = _NOT_READY[state.phase], state.phase in {Phase.JOINING, Phase.PREPARING}
@@ -63,14 +63,14 @@ def describe(
     usage: Mapping[int, tuple[float, int]],
     kernel: Mapping[int, str] = _NONE,
 ) -> dict[str, Any]:
-    """All of it, for JSON.
+    """Returns the whole status, for JSON.
 
     Args:
-        state: of the run.
-        now: as events have it.
+        state: the state of the run.
+        now: on the clock of the events.
         wall: this moment on the wall clock.
-        usage: CPU seconds and bytes of memory of workers that live, by local rank.
-        kernel: as `readiness` has it.
+        usage: CPU seconds and bytes of memory of live workers, by local rank.
+        kernel: as in `readiness`.
     """
 
     def at(moment: float) -> str:
@@ -96,7 +96,7 @@ def describe(
             for endpoint, (trouble, since) in sorted(state.endpoints.items())
         ]
         or None,
-        # Its workers follow from the ranks.
+        # The round's workers follow from the ranks.
         "round": None if formed is None else {**_fields(formed, "workers"), "formed": at(state.formed_at)},
         "progress": None if state.progress is None else _describe_progress(*state.progress, at),
         "compared": told and {"text": told[0].text, "odd": list(told[0].odd), "at": at(told[1])},
@@ -129,7 +129,7 @@ def describe(
 
 
 def describe_ends(ends: Sequence[GenerationEnd], now: float, wall: datetime) -> list[dict[str, Any]]:
-    """Why each generation ended, the latest first, for JSON."""
+    """Returns why each generation ended, the latest first, for JSON."""
     return [
         {
             "generation": each.generation,
@@ -164,7 +164,7 @@ def _describe_recovery(recovered: Recovered) -> dict[str, Any]:
 
 
 def _symptom(failure: ProcessFailure | None) -> str:
-    """What was seen of a worker, before anybody asks why."""
+    """Returns how a worker failed, without the cause."""
     if failure is None:
         return ""
     from aelastic.failures.exit_reason import how_it_ended
@@ -201,5 +201,5 @@ def _describe_failure(generation: int, report: ProcessFailure) -> dict[str, Any]
 
 
 def _fields(record: Record, *others: str) -> dict[str, Any]:
-    """All but these others."""
+    """Returns all fields except these."""
     return {name: getattr(record, name) for name in type(record).__match_args__ if name not in others}

@@ -1,8 +1,8 @@
-"""The status line's text: the state of a run in words.
+"""Makes the status line's text: the state of a run in words.
 
-`StatusText` reads the state and gives the line for a width.  `changes_at` says when the line would change without an
-event: the time that has passed is given in steps that grow, so an idle line costs next to nothing.  The view of nodes
-and ranks (`ui.rank_view`) shows a `Picture`.
+`StatusText` reads the state and returns the line for a width.  `changes_at` returns when the line would change without
+an event: elapsed time is shown in growing steps, so an idle line costs next to nothing.  The view of nodes and ranks
+(`ui.rank_view`) shows a `Picture`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from aelastic.observe.run_events import PhaseName
 from aelastic.observe.run_state import RunState, WorkerNow
 
 SEPARATOR = " | "
-# Seconds that have passed, and the steps in which they are given from there on.
+# Elapsed seconds, and the steps in which they are shown from there on.
 _STEPS = ((3600, 60), (60, 10), (10, 5), (0, 1))
-# What a restart takes, in this order, and the end of a run.
+# The phases of a restart, in order, and of the end of a run.
 _PHASES: tuple[PhaseName, ...] = ("detect", "stop", "await", "rendezvous", "spawn", "barrier")
-# More is in the logs.
+# The logs have more.
 WORDS_MAX = 200
 
 
@@ -32,44 +32,44 @@ class Frame(Record):
 
 
 class Picture(Record):
-    """What a view of nodes and ranks shows."""
+    """The contents of the view of nodes and ranks."""
 
     title: tuple[str, ...]
     node: str
     ranks: tuple[WorkerNow, ...]
     failure: str
     took: str
-    endpoints: str = ""  # where there are several
-    spare: tuple[str, ...] = ()  # parts of the title that a narrow terminal may lack, the first of them first
+    endpoints: str = ""  # if there are several
+    spare: tuple[str, ...] = ()  # parts of the title to leave out on a narrow terminal, in this order
 
 
 class StatusText:
-    """State of one run, as a status line shows it.
+    """The state of one run for a status line.
 
     Args:
-        state: read, whenever the text is asked for.
+        state: read whenever the text is requested.
     """
 
     def __init__(self, state: RunState) -> None:
         self._of = state
 
     def frame(self, now: float, columns: int, rows: int) -> Frame:  # noqa: ARG002  one row is always there
-        line = self.line(now, columns - 1)  # some terminals wrap behind a full row
+        line = self.line(now, columns - 1)  # some terminals wrap after a full row
         return Frame(line, lambda: [line.encode()])
 
     def line(self, now: float, width: int) -> str:
-        """One line of printable ASCII, cut off at the width."""
+        """Returns one line of printable ASCII, cut off at the width."""
         return fitted(self.parts(now), self.spare, width)
 
     def changes_at(self, now: float) -> float:
-        """When `line` changes if nothing happens."""
+        """Returns when `line` changes if nothing happens."""
         passed = max(0.0, now - self._of.began_at)
         step = next(step for least, step in _STEPS if passed >= least)
         at = self._of.began_at + (passed // step + 1) * step
         return max(at, math.nextafter(now, math.inf))  # a difference may be rounded down
 
     def parts(self, now: float) -> tuple[str, ...]:
-        """The time that has passed, what the run does, how far it is, the round, its size, the restarts."""
+        """Returns the elapsed time, what the run does, its progress, the round, its size, and the restarts."""
         passed = "" if self._of.began is None else f" {duration(now - self._of.began_at)}"
         parts = (f"aelastic{passed}", *self.state, self.progress, self.round, self.size, self.restarts)
         return tuple(part for part in parts if part)
@@ -113,7 +113,7 @@ class StatusText:
 
     @property
     def _waited(self) -> tuple[str, ...]:
-        """What is waited for, missing nodes first: the end of the line may be cut off."""
+        """What the agent waits for, missing nodes first: the end of the line may be cut off."""
         return tuple(part[:WORDS_MAX] for part in self._of.waited_parts if part)
 
     def _why(self) -> str:
@@ -162,7 +162,7 @@ class StatusText:
         return f"restarts {self._of.restart_count} of {most}" if most else "no restarts"
 
     def picture(self, now: float) -> Picture:
-        """What the view shows."""
+        """Returns the contents of the view."""
         failed, took = "", self._of.took
         if self._of.last_failure is not None:
             failure, failed_at = self._of.last_failure
@@ -196,7 +196,7 @@ class StatusText:
 
 
 def fitted(parts: Sequence[str], spare: Iterable[str], width: int) -> str:
-    """The parts in a row, without as many of the spare ones as it takes."""
+    """Joins the parts, leaving out as many of the spare ones as necessary to fit the width."""
     for each in spare:
         if len(SEPARATOR.join(parts)) > width:
             parts = [part for part in parts if part != each]
@@ -204,13 +204,13 @@ def fitted(parts: Sequence[str], spare: Iterable[str], width: int) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """Printable ASCII only, each of one column on every terminal; what is too long ends in dots."""
+    """Returns printable ASCII only, one column per character on every terminal; if too long, it ends in dots."""
     plain = "".join(each if " " <= each <= "~" else "?" for each in " ".join(text.split()))
     return plain if len(plain) <= width else plain[: max(0, width - 3)] + "..."[: max(0, width)]
 
 
 def duration(passed_s: float) -> str:
-    """How long, in steps: `42 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Formats a duration, in steps: `42 s`, `3 min 20 s`, `2 h 5 min`."""
     passed = max(0, int(passed_s))
     step = next(step for least, step in _STEPS if passed >= least)
     minutes, seconds = divmod(passed - passed % step, 60)

@@ -1,16 +1,15 @@
-"""What the time of a job was spent on, from its run events: of one node while it runs, or of all nodes from their logs.
+"""Computes how a job's time was spent, from run events: those of one node while it runs, or all nodes' logs.
 
-Every second goes on exactly one of `ON`, so that the shares of a run are the whole, wherever its log is cut:
+Every second is charged to exactly one of `ON`, so that the shares add up to the whole run, wherever its log is cut:
 
-- **starting**: until workers make their first step in a round, or, where no steps are told, have joined their process
-  group, or written something.  What is learnt later (the first step comes, a process group is joined) counts for all of
-  the round so far.
-- **trained**, **twice**: steps for the first time, and steps that an earlier round had made.  Between two records of
-  progress, steps are as long as each other.  Where no steps are told, it is not known what was done twice.
-- **hung**: before a watch has found that workers show no sign of life, for as long as it had waited, and after that.
-- **drained**: from the notice that a node leaves until workers run again.  **waiting**: for nodes that are missing, for
-  somebody who looks at a failure that is held, or for the end.
-- **unknown**: nothing was recorded for longer than a living agent is silent.
+- **starting**: until workers make their first step in a round or, if no steps are reported, have joined their process
+  group, or written output.  Later news (the first step, a joined process group) applies to all of the round so far.
+- **trained**, **twice**: steps made for the first time, and steps that an earlier round had made.  Between two records
+  of progress, all steps count as equally long.  If no steps are reported, repeated work is unknown.
+- **hung**: the time that a watch had waited when it found that workers show no sign of life, and the time after that.
+- **drained**: from the notice that a node leaves until workers run again.  **waiting**: for missing nodes, for somebody
+  to look at a failure that is held, or for the end.
+- **unknown**: nothing was recorded for longer than a live agent is silent.
 
 Pure.
 """
@@ -21,70 +20,70 @@ from collections.abc import Callable
 from typing import Any
 
 ON = "trained", "twice", "starting", "hung", "drained", "waiting", "unknown"
-# For people, where that is another word.
+# Names for people, where they differ.
 WORDS = {"twice": "trained twice", "unknown": "not known"}
-# An agent that lives writes something each minute.
+# A live agent writes a record each minute.
 GAP_S = 90.0
-# What starting consists of.
+# The parts of starting.
 STARTS = "stopping", "rendezvous", "imports", "first step"
 _AT_WORK = "trained", "twice"
 
 
 class TimeSpent:
-    """Of one job.
+    """How the time of one job was spent.
 
     Args:
-        gap_s: of a longer silence it is not known what it was spent on.
+        gap_s: a longer silence counts as unknown.
     """
 
     def __init__(self, gap_s: float = float("inf")) -> None:
         self.seconds = dict.fromkeys((*ON, *STARTS), 0.0)
-        self.worker_s = dict.fromkeys((*ON, *STARTS), 0.0)  # the same, times the workers that there were
+        self.worker_s = dict.fromkeys((*ON, *STARTS), 0.0)  # the same, times the number of workers
         self.failures = self.starts = self.hangs = 0
-        self.in_place = 0  # of the starts, rounds that continued in place
-        self.again, self.most = 0, -1  # steps made twice, and the last of all
-        self.first_imports_s = 0.0  # of the first start
-        self.save_s: float | None = None  # from a notice until all had saved, as was seen last
-        self.rate = 0.0  # steps per second, as was told last
-        self._high = -1  # the most that rounds before this one have made
+        self.in_place = 0  # how many of the starts were rounds that continued in place
+        self.again, self.most = 0, -1  # steps made twice, and the highest step
+        self.first_imports_s = 0.0  # in the first start
+        self.save_s: float | None = None  # from the last notice until all had saved
+        self.rate = 0.0  # steps per second, as last reported
+        self._high = -1  # the highest step of earlier rounds
         self._gap_s = gap_s
         self._on, self._part = "waiting", ""
-        self._now: float | None = None  # counted until
-        self._since = 0.0  # when that began
-        self._saves_since: float | None = None  # all ranks
+        self._now: float | None = None  # counted until then
+        self._since = 0.0  # when the current activity began
+        self._saves_since: float | None = None  # since when all ranks save
         self._agents = self._round = self._formed = self._started = self._ended = self._workers = 0
         self._is_up = self._is_down = self._has_told = self._tells_steps = False
-        self._step: tuple[int, float] | None = None  # the last of this round, and when
-        self._before = self._at_work()  # what was counted at work before this round, or this sample
+        self._step: tuple[int, float] | None = None  # the last step of this round, and when
+        self._before = self._at_work()  # time at work before this round, or this sample
 
     def until(self, now: float) -> dict[str, float]:
-        """Seconds of each of `ON`; their sum is the time from the first event to the last, or until now."""
+        """Returns the seconds of each of `ON`; their sum is the time from the first event to the last, or until now."""
         more = 0.0 if self._now is None else max(0.0, now - self._now)
         return {name: self.seconds[name] + more * (name == self._on) for name in ON}
 
     def tell(self, kind: str, get: Callable[[str], Any], at: float) -> None:
-        """Takes an event.
+        """Handles an event.
 
         Args:
-            kind: as the event log calls it.
-            get: gives a field of it, as the log has it; `None` if it has none.
-            at: when it happened; on one clock for all nodes.
+            kind: its name in the event log.
+            get: returns a field of it, as in the log; `None` if it has none of that name.
+            at: when it happened, on one clock for all nodes.
         """
         if self._now is not None and (at - self._now > self._gap_s or not self._on):
             self._on, self._part, was = "unknown", "", (self._on, self._part)
             self._count(at)
             self._on, self._part = was
-            self._agents = 0 if kind == "run_began" else max(1, self._agents)  # those before it were killed
+            self._agents = 0 if kind == "run_began" else max(1, self._agents)  # earlier agents were killed
         self._count(at)
         if kind == "run_began":
-            if not self._agents:  # rounds are counted anew
+            if not self._agents:  # rounds are counted from the beginning again
                 self._go("starting", "rendezvous")
                 self._round = 0
             self._agents += 1
         elif kind == "run_ended":
             self._agents -= 1
             if self._agents <= 0:
-                self._go("")  # it is over
+                self._go("")  # the job is over
         elif kind == "round_formed":
             self._on_formed(int(get("round")), int(get("world_size")), in_place=get("in_place") is True)
         elif get("round") in {None, self._round}:
@@ -93,7 +92,7 @@ class TimeSpent:
     def _in_round(self, kind: str, get: Callable[[str], Any], at: float) -> None:  # noqa: C901, PLR0912, PLR0915  one case for each
         match kind:
             case "workers_started":
-                if not self._started:  # what was told until now is of the round before
+                if not self._started:  # earlier reports belong to the previous round
                     self._step, self._high, self._before = None, self.most, self._at_work()
                 self._started += 1
                 if self._started >= self._formed and not self._tells_steps and self._on in {"starting", "drained"}:
@@ -104,7 +103,7 @@ class TimeSpent:
                 self._begin_work("imports")
                 self._is_up = get("phase") == "process_group"
             case "progressed":
-                if self._step is None and get("is_last"):  # another node's, of the round before
+                if self._step is None and get("is_last"):  # another node's, of the previous round
                     self.most = self._high = max(self.most, int(get("step")))
                 else:
                     self._on_step(int(get("step")), at)
@@ -145,7 +144,7 @@ class TimeSpent:
                 pass
 
     def _down(self) -> None:
-        """Workers of the round do not train any more."""
+        """Notes that the workers of the round no longer train."""
         self._is_down = True
         self._go("drained" if self._on == "drained" else "starting", "stopping")
 
@@ -161,7 +160,7 @@ class TimeSpent:
         self._go("drained" if self._on == "drained" else "starting", "imports")
 
     def _begin_work(self, part: str) -> None:
-        """Workers were starting until now: what counted as work in this round was their start."""
+        """Begins work: time counted as work in this round so far was the workers' start."""
         for name, before in self._before.items():
             self._move(name, "starting", max(0.0, self.seconds[name] - before), part)
         self._go("trained")
@@ -181,7 +180,7 @@ class TimeSpent:
             self._go("twice" if step < self._high else "trained")
 
     def _settle(self, first: int, last: int) -> None:
-        """Of the time between two steps, a part was spent on those that an earlier round had made."""
+        """Charges the repeated steps' share of the time between two steps to `twice`."""
         repeated = min(max(self._high - first, 0), last - first)
         self.again += repeated
         passed = {name: max(0.0, now - self._before[name]) for name, now in self._at_work().items()}
@@ -195,7 +194,7 @@ class TimeSpent:
         return {name: self.seconds[name] for name in _AT_WORK}
 
     def _move(self, source: str, target: str, seconds: float, part: str = "") -> None:
-        """Something else than was thought has had these seconds."""
+        """Charges these seconds to another activity than before."""
         share = min(seconds / self.seconds[source], 1.0) if self.seconds[source] > 0 else 0.0
         for totals in (self.seconds, self.worker_s):
             moved = totals[source] * share
@@ -207,7 +206,7 @@ class TimeSpent:
         self._on, self._part, self._since = on, part if on == "starting" else "", self._now or 0.0
 
     def _count(self, now: float) -> None:
-        """Time until now went on what it goes on."""
+        """Charges the time since the last call to the current activity."""
         passed = 0.0 if self._now is None else max(0.0, now - self._now)
         self._now = now if self._now is None else max(now, self._now)
         for name in filter(None, (self._on, self._part)):
@@ -216,14 +215,14 @@ class TimeSpent:
 
 
 def _silent_s(get: Callable[[str], Any]) -> float | None:
-    """For how long a worker that a watch has found had shown no sign of life; `None` where it does not hang."""
-    if get("silent_s") is None:  # logs of older versions do not say
+    """Returns how long a worker that a watch found had shown no sign of life; `None` if it does not hang."""
+    if get("silent_s") is None:  # logs of older versions lack it
         return None if get("by") == "timer" else 0.0
     return float(get("silent_s")) or None
 
 
 def _after(what: str, verb: str) -> str:
-    """What time is spent on once something was announced; empty if that changes nothing."""
+    """Returns what time is spent on after an announcement; empty if that does not change."""
     if what == "saving" and verb in {"restart", "stop"}:  # ranks are at work until they have saved
         return ""
     return {"saving": "drained", "held": "waiting", "called off": "trained"}.get(what, "")

@@ -1,15 +1,15 @@
-"""torchelastic's events and metrics, for listeners of torch's (`torch.distributed.elastic.events`, `.metrics`).
+"""Records torchelastic's events and metrics for torch's listeners (`torch.distributed.elastic.events`, `.metrics`).
 
-The supervisor makes one if there may be a listener: `WorkerSpec.event_log_handler` names a handler, or the program
-around us uses those modules.  A thread calls the handlers, in order, so a handler that blocks delays nothing but the
-end of the run, up to a limit.  What happens meanwhile is kept, with its time, up to a limit, also while that thread
+The supervisor adds this observer if there may be a listener: `WorkerSpec.event_log_handler` names a handler, or the
+program around us uses those modules.  A thread calls the handlers, in order, so a handler that blocks delays only the
+end of the run, up to a limit.  Meanwhile events are kept, with their times, up to a limit; also while that thread
 imports torch, for which no worker waits.  A handler that raises is reported once.
 
 
 The events are those that torch's agent records, under its names, with their real times (`torch_events_core.py`).  The
 handler `dynamic_rendezvous` is for another kind, the `RdzvEvent`s of torch's dynamic rendezvous.  torch records them
-itself, under us as well, if its rendezvous is used (`torch:c10d`).  Ours makes none: the events `RENDEZVOUS` and
-`ASSIGN_WORKER_RANKS` tell the same, and go to the handler that was chosen.
+itself, also under aelastic, if its rendezvous is used (`torch:c10d`).  Our rendezvous makes none: the events
+`RENDEZVOUS` and `ASSIGN_WORKER_RANKS` have the same information, and go to the chosen handler.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
 
-# Those that torch has by itself (`events/handlers.py`); a program may have added others.
+# The handlers that torch provides (`events/handlers.py`); a program may have added others.
 HANDLERS_OF_TORCH = ("console", "dynamic_rendezvous", "null")
-# What torchelastic's own metrics are published under.
+# The group under which torchelastic's own metrics are published.
 METRIC_GROUP = "torchelastic"
 _EVENTS, _METRICS = "torch.distributed.elastic.events", "torch.distributed.elastic.metrics.api"
-# A start of 64 workers is 80 of them, of some hundred bytes.
+# A start of 64 workers makes 80 events, of a few hundred bytes each.
 BACKLOG_MAX = 20_000
 # As long as the workers' output waits for the console (`logs`); the import of torch is part of it.
 FINISH_TIMEOUT_S = 30.0
@@ -52,7 +52,7 @@ NAME_LIMIT_S = 1.0
 
 
 def check_event_log_handler(name: str) -> None:
-    """Imports torch only for a name that torch does not have by itself.
+    """Checks that torch knows the handler; imports torch only for a name that torch does not provide.
 
     Raises:
         InputError: torch knows no event handler of that name.
@@ -78,11 +78,11 @@ class TorchEvents(Observer):
     """torchelastic's events and metrics of one run.
 
     Args:
-        spec: the workers.
+        spec: the worker spec.
         run_id: the job's name.
     """
 
-    close_timeout_s = FINISH_TIMEOUT_S + CLOSE_TIMEOUT_S  # `aclose` has its own
+    close_timeout_s = FINISH_TIMEOUT_S + CLOSE_TIMEOUT_S  # `aclose` has its own limit
 
     def __init__(self, spec: WorkerSpec, run_id: str) -> None:
         self._spec = spec
@@ -94,16 +94,16 @@ class TorchEvents(Observer):
         self._happened = self._recorded = 0
 
     async def open(self) -> None:
-        """To be called before anything is started.
+        """Prepares for the run; call it before anything is started.
 
         Raises:
-            InputError: there is no such handler.
+            InputError: the handler does not exist.
         """
         spec = self._spec
         if spec.event_log_handler not in HANDLERS_OF_TORCH:
             await run_sync(check_event_log_handler, spec.event_log_handler)
         if spec.start_method == "fork" and callable(spec.entrypoint):
-            # A child forked in the middle of an import could never import that module.
+            # A child forked during an import could never import that module.
             await run_sync(self._recorder.open)
         if self._recorder.is_quick_to_open:
             self._start()
@@ -114,14 +114,14 @@ class TorchEvents(Observer):
             self._start()  # not earlier: the import of torch would slow down the start of the workers
 
     async def run(self) -> None:
-        """Says that the workers are healthy as often as torch's agent looks at them, if metrics are listened to."""
+        """Reports healthy workers as often as torch's agent checks them, if there is a listener for metrics."""
         metrics: Any = sys.modules.get(_METRICS)
-        stream_of = getattr(metrics, "getStream", None)  # another thread may be in the middle of importing it
+        stream_of = getattr(metrics, "getStream", None)  # another thread may be importing it
         if stream_of is None or isinstance(stream_of(METRIC_GROUP).handler, metrics.NullMetricHandler):
             return
         while True:
             await anyio.sleep(self._spec.monitor_interval)
-            if self._told.empty():  # else it is not the time for more
+            if self._told.empty():  # otherwise the handlers are behind already
                 self._post(self._translator.look())
 
     async def fail(self, error: BaseException) -> None:
@@ -131,19 +131,19 @@ class TorchEvents(Observer):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Returns when all is recorded, or a handler has not taken it for too long."""
+        """Waits until everything is recorded, or the time is up because a handler blocks."""
         self._told.put(None)
         self._start()
         try:
             with anyio.CancelScope(shield=True):
                 await run_sync(self._is_over.wait, FINISH_TIMEOUT_S)
         finally:
-            self._is_over.set()  # the thread that waits for it ends
+            self._is_over.set()  # ends the thread that waits for it
         if lost := self._happened - self._recorded:
             _log.warning("%d torch events and metrics were dropped: their handlers were too slow", lost)
 
     def give_up(self) -> None:
-        """`aclose` waits no longer."""
+        """Makes `aclose` stop waiting."""
         self._is_over.set()
 
     def _post(self, told: Sequence[Told]) -> None:
@@ -170,7 +170,7 @@ class TorchEvents(Observer):
 
 
 class _Recorder:
-    """torch's two modules, called in one thread."""
+    """Calls torch's two modules, in one thread."""
 
     def __init__(self, spec: WorkerSpec, run_id: str) -> None:
         self._spec = spec
@@ -182,11 +182,11 @@ class _Recorder:
 
     @property
     def is_quick_to_open(self) -> bool:
-        """Whether torch is there already, or not needed."""
+        """Whether torch is already imported, or not needed."""
         return "torch" in sys.modules or self._spec.event_log_handler == "null"
 
     def open(self) -> None:
-        """Imports what is listened to, and looks up what all events have in common."""
+        """Imports the modules that have listeners, and looks up the fields that all events share."""
         is_chosen = self._spec.event_log_handler != "null"
         try:
             self._events = import_module(_EVENTS) if is_chosen or _EVENTS in sys.modules else None
@@ -205,7 +205,7 @@ class _Recorder:
         try:
             if isinstance(told, Metric):
                 if self._metrics is not None:
-                    # torch's `put_metric`, with the time when it happened.
+                    # torch's `put_metric`, with the time of the event.
                     data = self._metrics.MetricData(at_ms / 1000, METRIC_GROUP, told.name, told.value)
                     self._metrics.getStream(METRIC_GROUP).handler.emit(data)
             elif self._events is not None and self._job is not None:
@@ -226,10 +226,10 @@ class _Recorder:
 
 @cache
 def _host_name() -> str:
-    """As torch has it, or, if that is not known in time, without its domain.
+    """Returns the host name as in torch or, if that is not known in time, without its domain.
 
-    A name server may be silent; and in the child of a fork, a lock of the C library stays taken if a thread of the
-    parent was looking up a name.
+    A name server may not answer; and in a forked child, a lock of the C library stays held if a thread of the parent
+    was looking up a name.
     """
     name, found = socket.gethostname(), list[str]()
     thread = threading.Thread(target=lambda: found.append(socket.getfqdn(name)), name="host name", daemon=True)
@@ -239,7 +239,7 @@ def _host_name() -> str:
 
 
 def _backend_of(spec: WorkerSpec) -> str:
-    """What torchrun would meet through: it has no node that is on its own."""
+    """Returns the backend that torchrun would use: it has a rendezvous even for a single node."""
     if spec.rdzv_handler is not None:
         get_backend = getattr(spec.rdzv_handler, "get_backend", None)
         return "" if get_backend is None else str(get_backend())

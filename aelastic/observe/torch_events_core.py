@@ -1,14 +1,14 @@
 """Turns run events into torchelastic's events and metrics, as its agent would make them at the same points.
 
 Names, values and order are those of torch 2.13 (`agent/server/api.py`, `local_elastic_agent.py`,
-`launcher/api.py`).  What differs does so because the agents do:
+`launcher/api.py`).  Differences follow from those between the agents:
 
-- `agent_restarts` and `remaining_restarts` count the restarts of the job, which torch's agents count each on its own.
-- A worker that ended because we asked it to has the state `TERMINATED`.  torch says so of functions only; a
-  program that it ended has failed there, with exit code -15.
-- Where a program cannot be started, torch's agent fails; here its worker does.
-- Ranks come with the round: to assign them takes no time of its own.
-- What torch's `@prof` makes of the methods of its agent (how often, how long) has no counterpart: they are not here.
+- `agent_restarts` and `remaining_restarts` count the restarts of the job; each of torch's agents counts its own.
+- A worker that ended because we asked it to has the state `TERMINATED`.  torch has this state for functions only; a
+  program that it ended counts as failed, with exit code -15.
+- If a program cannot be started, torch's agent fails; here its worker does.
+- Ranks come with the round: assigning them takes no extra time.
+- The metrics that torch's `@prof` records for methods of its agent (calls, durations) have no counterpart here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aelastic.observe import run_events as ev
 
 Json: TypeAlias = dict[str, Any]
 
-# What torch says of a worker that left no message and no signal.
+# torch's error traits for a worker that left no message and no signal.
 _UNEXPLAINED = {"category": "system_terminated_error", "retryability": "False"}
 
 
@@ -37,14 +37,14 @@ class Metric(Record):
 
 
 class Status(Record):
-    """An event, as far as the agent knows what is in it (torch: `torch.distributed.elastic.events.Event`)."""
+    """The part of an event that the agent knows (torch: `torch.distributed.elastic.events.Event`)."""
 
     state: str
     source: Literal["AGENT", "WORKER"]
     restart_count: int
     group_rank: int | None  # None: before the first round
     group_world_size: int | None
-    total_run_time_s: int = 0  # torch knows it when the run is over
+    total_run_time_s: int = 0  # set by torch once the run is over
     worker: Worker | None = None
     failure: ProcessFailure | None = None
     raw_error: str | None = None
@@ -59,11 +59,11 @@ Told: TypeAlias = Metric | Status
 
 
 def metadata_of(status: Status, entry_point: str, job: Json) -> Json:
-    """The event's metadata, with torch's keys; some are in a JSON text of their own.
+    """Returns the event's metadata, with torch's keys; some are in a nested JSON text.
 
     Args:
-        entry_point: what the workers run.
-        job: what all events of a run have in common.
+        entry_point: the name of the program or function.
+        job: the fields that all events of a run share.
     """
     worker, failure = status.worker, status.failure
     more: Json = {"group_world_size": status.group_world_size, "entry_point": entry_point}
@@ -93,16 +93,16 @@ def metadata_of(status: Status, entry_point: str, job: Json) -> Json:
     }
 
 
-# torch's agent knows no difference: it starts workers as it initializes them.
+# torch's agent does not distinguish these: it starts workers as it initializes them.
 _AT_WORK = {Phase.SPAWNING, Phase.RUNNING}
 
 
 class TorchTranslator:
-    """Translates the run events of one run to torchelastic's events and metrics.
+    """Translates the run events of one run into torchelastic's events and metrics.
 
     Args:
-        role: of the workers.
-        max_restarts: the job's budget.
+        role: the workers' role.
+        max_restarts: the job's restart budget.
         now: when the run began.
     """
 
@@ -132,18 +132,18 @@ class TorchTranslator:
             case ev.RunEnded(traceback="") if event.state in {WorkerState.SUCCEEDED, WorkerState.FAILED}:
                 return self._finished(event.state, event.failures, now)
             case ev.RunEnded():
-                # Without a verdict: the agent was stopped, or failed.
+                # No verdict: the agent was stopped, or failed.
                 return [self._final("FAILED", now, raw_error=event.traceback or event.reason)]
             case _:
-                pass  # torch's agent has no word for it
+                pass  # torch's agent has no counterpart
         return []
 
     def look(self) -> list[Told]:
-        """What torch's agent tells each time it looks at workers that are healthy."""
+        """Returns what torch's agent records each time it checks workers that are healthy."""
         return self._look(WorkerState.HEALTHY) if self._phase is Phase.RUNNING else []
 
     def _finished(self, state: WorkerState, failures: Mapping[int, ProcessFailure], now: float) -> list[Told]:
-        """The run is over, with a verdict."""
+        """Returns the events and metrics of a run that ended with a verdict."""
         is_failed = state is WorkerState.FAILED
         told: list[Told] = []
         if self._takes_part or is_failed:
@@ -162,7 +162,7 @@ class TorchTranslator:
         if before in _AT_WORK and self._phase is Phase.BARRIER:
             told += self._look(WorkerState.SUCCEEDED)
         elif before in _AT_WORK and self._phase not in _AT_WORK and self._has_failed:
-            # A worker that we find unhealthy, torch's watchdog kills, and its agent finds the next time it looks.
+            # Our agent finds an unhealthy worker; torch's watchdog kills it, which its agent finds at its next check.
             told += self._look(WorkerState.FAILED)
         if before is Phase.JOINING and self._phase is Phase.DONE:
             told.append(self._status("RENDEZVOUS", duration_ms=(now - self._joins_at) * 1000))
@@ -172,7 +172,7 @@ class TorchTranslator:
 
     def _assigned(self, formed: ev.RoundFormed, now: float) -> list[Told]:
         self._restart_count = formed.restart_count
-        # As torch's, these two still have the place of the round before.
+        # As in torch, these two still have the group rank and size of the previous round.
         told: list[Told] = [
             self._status("RENDEZVOUS", duration_ms=(now - self._joins_at) * 1000),
             self._status("ASSIGN_WORKER_RANKS", duration_ms=0.0),
@@ -181,7 +181,7 @@ class TorchTranslator:
         self._workers, self._takes_part, self._has_failed = formed.workers, True, False
         return told
 
-    # Words.
+    # Metrics and events.
 
     def _look(self, state: WorkerState) -> list[Told]:
         return [
@@ -190,7 +190,7 @@ class TorchTranslator:
         ]
 
     def _balance(self, *, is_failed: bool) -> list[Told]:
-        """How much of the restart budget the job took, and which of four ends it came to."""
+        """Returns metrics on how much of the restart budget the job used, and which of four ways it ended."""
         limit, spent = self._max_restarts, self._restart_count
         left = max(0, limit - spent)
         told: list[Told] = [

@@ -1,8 +1,9 @@
-"""Requests to a job that runs, on this node: what is asked of it here, and what it is told to do about it.
+"""Requests to a running job, on this node: those made here, and the leader's notices about them.
 
-- `notices`: what this node does about an interruption that is announced; `notice_sources`: where that is heard of
-- `enquiries`: what this node asks of the job, and shows of itself to others
-- `answers`: answers requests at the door (`agent.channels`); `commands`: reads them; `user_names`: names the users
+- `notices`: carries out announced interruptions; `notice_sources`: where announcements come from
+- `enquiries`: sends this node's requests and queries to the job, and answers queries from other nodes
+- `answers`: answers clients of the control socket (`agent.channels`); `commands`: parses their requests; `user_names`:
+  looks up the names of users
 """
 
 __all__ = ["answers", "commands", "enquiries", "notice_sources", "notices", "user_names"]

@@ -1,7 +1,7 @@
-"""What is answered at the door of an agent.
+"""Answers clients of an agent's control socket.
 
-One JSON object comes in a line (`commands`), and answers go out, one a line; the last has a `code`: `ok`, `refused`,
-`no-answer` or `not-allowed`.  Whatever a client says, it ends its own connection at most.
+A client sends one JSON object on a line (`commands`) and receives answers, one per line; the last has a `code`: `ok`,
+`refused`, `no-answer` or `not-allowed`.  Whatever a client sends, it can end no connection but its own.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from aelastic.observe.run_events import Announced, Restarting, RunEnded, Workers
 from aelastic.rdzv.protocol import requests as r
 
 LINE_S = 5.0
-FOLLOW_S = 0.3  # between two looks at a log that is followed
-FOLLOWED_S = 60.0  # after the deadline of a request, for what follows
+FOLLOW_S = 0.3  # between two reads of a log that is followed
+FOLLOWED_S = 60.0  # how long the outcome of a request is awaited after its deadline
 Said = dict[str, Any]
 NO_ANSWER = "no answer from the leader; the request may or may not be carried out (check: aelastic status)"
 
@@ -34,7 +34,7 @@ async def serve(conn: socket.socket, enquiries: Enquiries, observers: Observers)
     """Answers one connection.
 
     Raises:
-        OSError: the client is gone, or has said nothing in time.
+        OSError: the client is gone, or has sent nothing in time.
     """
     answers = Answers(sockets.user_of(conn), enquiries, observers)
     reader, writer = await asyncio.open_unix_connection(sock=conn, limit=LINE_BYTES_MAX)
@@ -46,7 +46,7 @@ async def serve(conn: socket.socket, enquiries: Enquiries, observers: Observers)
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: Answers) -> None:
-    writer.transport.set_write_buffer_limits(0)  # so what is drained has left: an abort loses nothing of it
+    writer.transport.set_write_buffer_limits(0)  # so that drained data has been sent: an abort does not lose it
 
     async def say(said: Said) -> None:
         writer.write(json.dumps(said).encode() + b"\n")
@@ -56,7 +56,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, an
         with anyio.fail_after(LINE_S):
             line = await _line_of(reader)
         if not line:
-            return  # it has only looked whether an agent is there
+            return  # the client only checked that an agent is there
         command = command_of(line)
     except CommandError as error:
         await say({"code": "refused", "text": str(error)})
@@ -76,13 +76,13 @@ async def _line_of(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _end_with(reader: asyncio.StreamReader, scope: anyio.CancelScope) -> None:
-    """Who has asked and is gone needs no answer."""
+    """Cancels the scope once the client is gone: nobody needs the answer."""
     await reader.read(1)
     scope.cancel()
 
 
 def _folder() -> str:
-    """Where the job was started; empty if that is gone."""
+    """Returns the folder in which the job was started; empty if it is gone."""
     try:
         return os.getcwd()
     except OSError:
@@ -90,12 +90,12 @@ def _folder() -> str:
 
 
 class Answers:
-    """What is answered to one client.
+    """The answers to one client.
 
     Args:
-        user: who asks.
-        enquiries: of this node.
-        observers: of its run, for who waits.
+        user: the client's user id.
+        enquiries: those of this node.
+        observers: those of its run, for clients that wait for the outcome.
     """
 
     def __init__(self, user: int, enquiries: Enquiries, observers: Observers) -> None:
@@ -130,17 +130,17 @@ class Answers:
         return {**_code(shown), "nodes": nodes, **absent}
 
     async def _why(self) -> list[Said]:
-        """Why each generation of workers ended; of failures and steps elsewhere, what those nodes know."""
+        """Returns why each generation of workers ended; other nodes are asked for their failures and steps."""
         ends = await self._enquiries.own_ends()
         if ends and not any(each["failure"] is None for each in ends) and not self._enquiries.has_steps_elsewhere:
             return ends
         shown = await self._enquiries.fetch(r.What.WHY)
         of_node: dict[str, list[Said]] = {}
         for (node_id, _), text in shown.found.items():
-            if node_id not in shown.silent:  # else it may be a part
+            if node_id not in shown.silent:  # else it may be incomplete
                 of_node.setdefault(node_id, []).append(json.loads(text))
         known = [each for told in of_node.values() for each in zip(_keys(told), told, strict=True)]
-        if not ends:  # this node is younger
+        if not ends:  # this node joined later
             return sorted(dict(known).values(), key=lambda each: each["at"], reverse=True)
         for key, end in zip(_keys(ends), ends, strict=True):
             for told in (told for of, told in known if of == key):
@@ -150,7 +150,7 @@ class Answers:
         return ends
 
     async def _log(self, command: Command) -> AsyncIterator[Said]:
-        """A worker's output, in pieces, from its end on; or for as long as the job runs, if it is followed."""
+        """Yields the last piece of a worker's output; if it is followed, also later pieces while the job runs."""
         rank = command.rank
         status = await self.status()
         of_rank = {worker["rank"]: node["run"]["node_id"] for node in status["nodes"] for worker in node["workers"]}
@@ -169,7 +169,7 @@ class Answers:
                 return
             for (_, key), text in shown.found.items():
                 of, at = key.split("-")
-                if generation not in {"", of}:  # other workers: from their beginning
+                if generation not in {"", of}:  # new workers: from the beginning of their output
                     generation, offset = of, 0
                     continue
                 generation, offset = of, int(at) + len(text)
@@ -207,7 +207,7 @@ class Answers:
 
 
 async def _followed(stream: EventStream, within_s: float) -> AsyncIterator[str]:
-    """What follows a request, until workers run again, or the run is over."""
+    """Yields what happens after a request, until workers run again, or the run is over."""
     began, has_ended = aio.now(), False
     while (event := await stream.next(began + within_s)) is not None:
         match event:
@@ -230,7 +230,7 @@ async def _followed(stream: EventStream, within_s: float) -> AsyncIterator[str]:
 
 
 def _keys(ends: Sequence[Said]) -> list[tuple[int, int]]:
-    """Identifies the ends of one node, the latest first, on all nodes: by round, and how many later ones share it."""
+    """Returns keys that match the ends of one node, latest first, with those of others: (round, later ends in it)."""
     rounds = [each["round"] or 0 for each in ends]
     return [(round_, rounds[:number].count(round_)) for number, round_ in enumerate(rounds)]
 

@@ -1,4 +1,4 @@
-"""One line that comes in at the control socket, read and checked whole before anything is done for it."""
+"""Parses a line from the control socket, and checks all of it before anything is done."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.sense import COUNT_MAX, NAME_MAX, SECONDS_MAX
 
 LINE_BYTES_MAX = 1 << 16
-SAVE_S = 120.0  # for ranks to save in, unless the request gives a deadline
+SAVE_S = 120.0  # how long ranks may take to save, unless the request sets a deadline
 QUERIES = ("here", "status", "stacks", "why", "logs")
 VERBS = (*QUERIES, *r.Verb)
-# What commands of an earlier version send.
+# Names that commands of an earlier version send.
 EARLIER_NAMES = {"exclude": r.Verb.CORDON, "include": r.Verb.UNCORDON}
 NO_OBJECT = "a request is a JSON object in one line"
 
@@ -23,22 +23,22 @@ class CommandError(ValueError):
 
 
 class Command(Record):
-    """What a client wants, of the job or of this node."""
+    """A client's request or query, for the job or for this node."""
 
     verb: str  # one of `VERBS`
-    node: str = ""  # of a request: which, by host or id; empty: this one
+    node: str = ""  # the target of a request, by host or id; empty: this node
     reason: str = ""
     deadline_s: float = SAVE_S
     at_save: bool = False
-    wait: bool = False  # for what follows
-    force: bool = False  # a drain that ends the job is meant
-    rank: int = -1  # of a log
+    wait: bool = False  # for the outcome
+    force: bool = False  # drain even if this ends the job
+    rank: int = -1  # whose log
     stderr: bool = False
     follow: bool = False
 
 
 def command_of(line: bytes) -> Command:
-    """The command in a line of JSON; unknown fields are ignored.
+    """Parses a line of JSON; unknown fields are ignored.
 
     Raises:
         CommandError: the line is not a valid command.
@@ -47,7 +47,7 @@ def command_of(line: bytes) -> Command:
         return _checked(json.loads(line))
     except CommandError:
         raise
-    except (ValueError, RecursionError):  # what JSON could nest, `repr` could not
+    except (ValueError, RecursionError):  # `repr` cannot nest as deep as JSON
         raise CommandError(NO_OBJECT) from None
 
 
@@ -97,6 +97,6 @@ def _rank(said: dict[str, Any], name: str) -> int:
 
 def _seconds(said: dict[str, Any], name: str, otherwise: float) -> float:
     value = said.get(name, otherwise)
-    if type(value) in {int, float} and 0 <= value <= SECONDS_MAX:  # which NaN is not
+    if type(value) in {int, float} and 0 <= value <= SECONDS_MAX:  # false for NaN
         return float(value)
     raise CommandError(f"{name} is {value!r:.80}: use seconds, at most {SECONDS_MAX:.0e}")

@@ -1,7 +1,7 @@
-"""What this node asks of the job, and what it shows of itself to those that ask.
+"""Sends this node's requests and queries to the job, and answers queries from other nodes.
 
-A request (`Ask`) is decided by the leader; what somebody wants to see (`Fetch`) is passed on to the nodes that
-have it, and each answers.  Both are repeated to a leader that takes over.
+The leader decides on a request (`Ask`), and passes a query (`Fetch`) on to the nodes that have the information; each
+of them answers.  Both are repeated to a leader that takes over.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ from aelastic.rdzv.protocol.codec import TEXT_MAX
 if TYPE_CHECKING:
     from aelastic.agent.resources import AgentSettings, Resources
 
-# A leader answers in milliseconds, and another takes over within some hundred.
+# A leader answers in milliseconds, and another takes over within a few hundred.
 ANSWER_S = 5.0
-# Stacks are there in 6 s.
+# Stacks take up to 6 s.
 STACKS_S = 8.0
-# Nodes that a leader has asked that is gone now are asked again.
+# The query is repeated, because the leader that passed it on may be gone.
 AGAIN_S = 1.0
-# Nodes find a leader that takes over within milliseconds; those that are lost do not.
+# Nodes find a leader that takes over within milliseconds; lost nodes never do.
 COMING_S, COMING_AGAIN_S = 2.0, 0.05
-PIECE_BYTES = 32 << 10  # of a log
+PIECE_BYTES = 32 << 10  # of a log, at a time
 NO_REMOTE = "this node does not answer requests from other nodes (--no-remote-requests)"
 NOT_TOLD = "logs of another node are shown only if the job has a secret (--secret-file)"
 
 
 class Shown(Record):
-    """What nodes have shown."""
+    """The nodes' answers to a query."""
 
-    found: Mapping[tuple[str, str], str]  # by node, and key
-    refused: Mapping[str, str]  # why, by node
+    found: Mapping[tuple[str, str], str]  # by node and key
+    refused: Mapping[str, str]  # reasons, by node
     silent: tuple[str, ...] = ()  # nodes that have not answered in time
-    answer: r.Answer | None = None  # of the leader; `None`: it has not
+    answer: r.Answer | None = None  # the leader's; `None` if it has not answered
     missing: int = 0  # nodes of the round that have not connected to the leader, which may be new
 
 
 class Enquiries:
-    """Requests and enquiries of one node.
+    """Requests and queries of one node.
 
     Args:
-        settings: the agent's.
-        held: what its run holds.
-        run_state: of the run; read, never changed.
-        collect_stacks: takes the workers' stacks; its argument says why.
+        settings: the agent's settings.
+        held: the resources of its run.
+        run_state: the state of the run; read, never changed.
+        collect_stacks: takes the workers' stacks; its argument is the reason.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Enquiries:
             self._open[message.ask_id].post(message)
 
     async def ask(self, verb: r.Verb, reason: str, **fields: Any) -> r.Answer | None:
-        """The leader's answer; `None` if there is none in time."""
+        """Sends a request; returns the leader's answer, or `None` if none arrives in time."""
         with self._opened() as (ask_id, mailbox):
             round_ = 0 if (formed := self._state.formed) is None else formed.round
             usual = {"target": "", "deadline_s": 0.0, "reason": reason[: r.REASON_MAX], "round": round_}
@@ -92,7 +92,7 @@ class Enquiries:
             return answer if isinstance(answer, r.Answer) else None
 
     async def fetch(self, what: r.What, **fields: Any) -> Shown:
-        """What nodes show, of those that answer in time."""
+        """Sends a query; returns the answers that arrive in time."""
         answer: r.Answer | None = None
         found: dict[tuple[str, str], str] = {}
         refused: dict[str, str] = {}
@@ -125,7 +125,7 @@ class Enquiries:
         return Shown(found, refused, silent, answer, missing)
 
     def _are_coming(self, answer: r.Answer, target: str) -> bool:
-        """Whether nodes of the round have yet to find the leader that has answered, as far as is known."""
+        """Returns whether, as far as is known, nodes of the round have yet to find the leader that answered."""
         return answer.text == r.STILL_COMING or self._missing(answer, target) > 0
 
     def _missing(self, answer: r.Answer, target: str) -> int:
@@ -143,10 +143,10 @@ class Enquiries:
         finally:
             del self._open[ask_id]
 
-    # What is shown to others.
+    # Answers to other nodes.
 
     async def show(self, fetch: r.Fetch) -> None:
-        """Answers a node that wants to see something; nothing that fails here ends the job."""
+        """Answers a node's query; a failure here never ends the job."""
         node_id, rdzv, refusal = self._node_id, self._settings.spec.rdzv, ""
         if rdzv is not None and fetch.node_id != node_id:
             is_closed = fetch.what is r.What.LOG and not rdzv.secret_path
@@ -193,7 +193,7 @@ class Enquiries:
                 yield f"{self._state.generation}-{offset}", data.decode("latin-1")
 
     def status(self) -> dict[str, Any]:
-        """This node's, as `/status` has it, without what is long."""
+        """Returns this node's status as in `/status`, without the long fields."""
         used = usage_of_leaders(self._state.running) if self._settings.is_local else {}
         kernel = self._held.process_states.look(self._state.running, aio.now()) if self._settings.is_local else {}
         status = describe(self._state, aio.now(), datetime.now(UTC), used, kernel)
@@ -205,7 +205,7 @@ class Enquiries:
         return {**status, "leads": self._held.link.coordinates, "rendezvous": rendezvous}
 
     async def own_ends(self) -> list[dict[str, Any]]:
-        """As `why`, with the step that workers have written by now."""
+        """Like `why`, but first reads the steps that workers have written by now."""
         await self._held.progress.look_now()
         return self.why()
 
@@ -216,12 +216,12 @@ class Enquiries:
         return spec.progress is not None and formed is not None and formed.group_world_size > 1
 
     def why(self) -> list[dict[str, Any]]:
-        """Why each generation of workers ended, the latest first."""
+        """Returns why each generation of workers ended, the latest first."""
         return describe_ends(self._state.ends, aio.now(), datetime.now(UTC))
 
 
 def _piece(path: Path, offset: int) -> tuple[int, bytes]:
-    """Where a piece of a log begins, and what it says; at -1: the last."""
+    """Returns the offset and the bytes of a piece of a log; -1 as offset: the last piece."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         offset = max(0, size - PIECE_BYTES) if offset < 0 else offset

@@ -1,7 +1,7 @@
-"""Where notices come from that this node is about to go: a file that somebody writes, a program that watches for them.
+"""Sources of notices that this node will be shut down: a file that somebody writes, or a program that watches for them.
 
-Each is off unless it is asked for.  A line of either says `drain 110 spot`: within 110 s, for this reason; or `cancel`.
-A file that says nothing, or a number only, is a notice, too; that it is removed calls it off.
+Each is off by default.  A line of either is `drain 110 spot` (within 110 s, because of `spot`) or `cancel`.  An empty
+file, or one with only a number, is also a notice; removing the file cancels it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
 
-# What the clouds give at the least: Google 30 s; AWS 120 s, Azure 30 s.
+# The shortest notice that clouds give: Google 30 s; AWS 120 s, Azure 30 s.
 DEADLINE_S = 30.0
 FILE_INTERVAL_S = 1.0
-WRITTEN_S = 0.1  # a file that is empty is read again so much later
+WRITTEN_S = 0.1  # an empty file is read again this much later
 TEXT_BYTES_MAX = 4096
-# A program that ends is started again, later each time, until it has run for as long.
+# A program that ends is restarted after a pause, which grows until the program has run for the longest pause.
 PAUSE_MIN_S, PAUSE_MAX_S = 1.0, 60.0
 
 
 def said_by(line: str) -> Asked | None:
-    """What a line says: `drain SECONDS [REASON]`, `SECONDS [REASON]`, or `cancel`; `None` if it is none of that."""
+    """Parses `drain SECONDS [REASON]`, `SECONDS [REASON]` or `cancel`; returns `None` for any other line."""
     if line.strip() == "cancel":
         return Asked(None)
     found = re.fullmatch(r"(?:drain\s+)?(\d{1,6}(?:\.\d+)?)(?:\s*s)?(|\s.*)", line.strip(), re.DOTALL)
@@ -40,19 +40,19 @@ def said_by(line: str) -> Asked | None:
 
 
 class NoticeSources:
-    """Sources of one agent.
+    """The notice sources of one agent.
 
     Args:
-        spec: which.
-        env: that the program starts with.
-        ask: takes what they say.
+        spec: names the sources.
+        env: the environment of the program.
+        ask: receives the notices.
     """
 
     def __init__(self, spec: WorkerSpec, env: Mapping[str, str], ask: Callable[[Asked], None]) -> None:
         self._spec, self._env, self._ask = spec, env, ask
 
     async def run(self) -> None:
-        """Looks and listens.  Runs until cancelled, and ends the program then."""
+        """Watches the sources.  Runs until cancelled, then ends the program."""
         async with anyio.create_task_group() as tasks:
             if (path := self._spec.notice_file) is not None:
                 tasks.start_soon(self._watch, path, name="notice file")
@@ -67,7 +67,7 @@ class NoticeSources:
         while True:
             text = _read(path)
             if text == "" != before:
-                await anyio.sleep(WRITTEN_S)  # who makes it may be about to write it
+                await anyio.sleep(WRITTEN_S)  # its creator may be about to write to it
                 text = _read(path)
             if text != before:
                 said = Asked(None) if text is None else said_by(text) or Asked(DEADLINE_S)
@@ -95,7 +95,7 @@ class NoticeSources:
             await anyio.sleep(pause_s)
 
     async def _listen(self, command: str) -> str:
-        """Runs the program once, and hears its lines; gives how it ended."""
+        """Runs the program once and handles its lines; returns how it ended."""
         try:
             async with program(command, self._env) as popen:
                 assert popen.stdout is not None
@@ -124,11 +124,11 @@ class NoticeSources:
                         text,
                         extra={"topic": "a-drain-notice-cannot-be-read"},
                     )
-            rest = rest[:TEXT_BYTES_MAX]  # a flood without a line's end
+            rest = rest[:TEXT_BYTES_MAX]  # a flood without a newline
 
 
 def _read(path: Path) -> str | None:
-    """What the file says; `None` if it is not there."""
+    """Returns the contents of the file; `None` if it cannot be read."""
     try:
         with open(path, "rb", buffering=0) as file:
             return (file.read(TEXT_BYTES_MAX) or b"").decode(errors="replace")

@@ -1,6 +1,6 @@
-"""What this node does about an interruption that is announced: it holds its ranks, lets them save, and leaves.
+"""Carries out an announced interruption on this node: holds its ranks, lets them save, and leaves.
 
-The leader decides (`rdzv/leader/drain.py`); this carries its notices out, the newest only, on the pages that
+The leader decides (`rdzv/leader/drain.py`); this module carries out the newest of its notices, through the pages that
 workers share with their agent.
 """
 
@@ -21,7 +21,7 @@ from aelastic.observe.run_events import Announced
 from aelastic.rdzv.protocol import requests as r
 from aelastic.training.notice.page import FROZEN, NONE, SAVE
 
-# What a processor has written is seen by all others long before.
+# By then, a write of one processor has long been visible to all others.
 SETTLE_S = 0.005
 LOOK_S = 0.005
 
@@ -37,7 +37,7 @@ class Notices:
         self._changed = anyio.Event()
 
     def ask(self, asked: Asked) -> None:
-        """Has this node leave, or stay after all."""
+        """Requests that this node leaves, or stays after all."""
         verb = r.Verb.CANCEL if asked.deadline_s is None else r.Verb.DRAIN
         self._ask(verb, asked.reason, asked.deadline_s or 0.0)
 
@@ -56,7 +56,7 @@ class Notices:
                 self._following.cancel()
                 self._changed.set()
             case r.Notice() | r.Answer():
-                pass  # of an earlier leader; to who only looks
+                pass  # a notice of an earlier leader; an answer to a query
             case _:
                 assert_never(message)
 
@@ -78,9 +78,9 @@ class Notices:
         while self._round <= notice.round and not self._is_in(notice.round):
             if aio.now() >= kill_at:
                 return None
-            await anyio.sleep(LOOK_S)  # this node has yet to begin it
+            await anyio.sleep(LOOK_S)  # this node has yet to begin the round
         if self._round != notice.round:
-            return None  # it is over
+            return None  # the round is over
         match notice.stage:
             case r.Stage.FREEZE:
                 save_at = pages.save_at
@@ -89,7 +89,7 @@ class Notices:
                 most = max(calls.values(), default=0)
                 can_leave = self._group.in_place.can_leave
                 self._say(r.Frozen(self._node_id, notice.notice_id, most, len(calls), save_at, can_leave))
-                await anyio.sleep_until(kill_at)  # no leader has said more: the round has ended, or will
+                await anyio.sleep_until(kill_at)  # no leader has sent more: the round has ended, or will
                 return pages.set_phase(NONE)
             case r.Stage.SAVE:
                 pages.set_phase(SAVE if notice.save_at else NONE, notice.save_at, kill_at)
@@ -108,12 +108,12 @@ class Notices:
         return 0 if self._group.assigned is None else self._group.assigned.round
 
     def _is_in(self, round_: int) -> bool:
-        """Whether the workers of that round have begun, and the pages are theirs."""
+        """Returns whether the workers of that round have started, and the pages are theirs."""
         is_its = self._round == round_ and self._pages.generation == self._group.generation
         return is_its and self._group.phase is not Phase.SPAWNING
 
     async def _settled(self) -> dict[int, int]:
-        """How far the ranks are, once that changes no more: none goes beyond its next call."""
+        """Returns how far the ranks are, once this no longer changes: none continues past its next call."""
         before, calls = None, dict(self._pages.calls())
         while calls != before:
             await anyio.sleep(SETTLE_S)
@@ -131,13 +131,13 @@ class Notices:
             while self._group.exits.alive - self._pages.saved():  # noqa: ASYNC110  shared memory
                 await anyio.sleep(LOOK_S)
             while self._group.phase is Phase.RUNNING and not self._group.exits.alive:  # noqa: ASYNC110
-                await anyio.sleep(LOOK_S)  # all have come to their end: that is told first
+                await anyio.sleep(LOOK_S)  # all have ended by themselves: that is reported first
         if aio.now() < kill_at:
             self._say(r.Saved(self._node_id, notice.notice_id))
         await self._kill_late(kill_at)
 
     async def _kill_late(self, kill_at: float) -> None:
-        """Workers that have not ended by then are killed: on all nodes at once."""
+        """Kills workers that have not ended by then, on all nodes at once."""
         generation = self._group.generation
         await anyio.sleep_until(kill_at)
         if self._group.generation == generation and self._group.phase is Phase.STOPPING:

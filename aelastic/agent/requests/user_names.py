@@ -1,4 +1,4 @@
-"""The names of users who ask, looked up beside the loop: a directory server may take minutes, or never answer."""
+"""Looks up users' names outside the event loop: a directory server may take minutes, or never answer."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import anyio
 
 from aelastic.host import daemon_threads
 
-WITHIN_S = 1.0  # a request waits no longer for a name that stands in its reason
+WITHIN_S = 1.0  # how long a request waits for the name that its reason mentions
 
 
 class UserNames:
-    """Looks names up, and starts no second thread for one that takes long."""
+    """Looks names up, without starting a second thread for a name that takes long."""
 
     def __init__(self) -> None:
         self._late: dict[int, Future[str]] = {}  # look-ups that took too long, by user
 
     async def of(self, user: int) -> str:
-        """A user's name, or its number if the name is unknown or takes too long to look up."""
+        """Returns a user's name, or the user id if the name is unknown or takes too long to look up."""
         if user in self._late and not self._late[user].done():
             return str(user)
         try:

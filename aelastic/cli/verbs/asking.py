@@ -45,7 +45,7 @@ def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable
 
     Args:
         argv: the command and its arguments.
-        environ: has the folder of the control sockets.
+        environ: names the folder of the control sockets.
         complain: called with each error.
     """
     try:
@@ -78,10 +78,10 @@ def _refuse(argv: Sequence[str], code: int, text: str, complain: Callable[[str],
 
 
 def _read(argv: Sequence[str]) -> argparse.Namespace:
-    """The options of a command; `job` is the one that is meant, `more` the words that the command does not take.
+    """Parses the options of a command; `job` is the named job, `more` the words that the command does not take.
 
     Raises:
-        InputError: something is wrong with them.
+        InputError: the options are invalid.
     """
     parser = parser_of(argv[0])
     args, more = parser.parse_known_args(argv[1:])
@@ -143,7 +143,7 @@ class _Asking:
             parser.refuse(args.more)
 
     def _answer(self) -> tuple[Said, Said]:
-        """What an agent of the job answers to this query, and what it says of itself."""
+        """Returns the answer of an agent of the job to this query, and the agent's description of itself."""
         door, here = self._jobs.meant()[0]
         return self._jobs.answer(door, verb=self._verb), here
 
@@ -151,8 +151,8 @@ class _Asking:
         """Prints the answer, as JSON or as text, and returns the exit code.
 
         Args:
-            text: instead of the answer's own.
-            painted: likewise, but printable already; it may have colours.
+            text: replaces the answer's own text.
+            painted: likewise, but already printable; it may have colours.
             about: how the text begins.
         """
         code = EXIT_CODES.get(said["code"], EXIT_NO_ANSWER)
@@ -204,10 +204,10 @@ class _Asking:
         return self._conclude(said, texts.why(said["why"], said["earlier"], said.get("held", "")))
 
     def _why_ended(self) -> Said | None:
-        """The answer about a job that has ended; `None` if nothing is known of it.
+        """Returns the answer about a job that has ended; `None` if nothing is known of it.
 
         Raises:
-            InputError: it is the path of a file that is not there.
+            InputError: the job's name is the path of a file that does not exist.
         """
         job, ended = self._args.job, self._jobs.ended()
         wanted = self._jobs.ended_as(job) if job else [each for each in ended if each["why"]] or ended
@@ -268,7 +268,7 @@ class _Asking:
         raise AssertionError("the last answer ends it")
 
     def _agent_of(self, args: Mapping[str, Any]) -> tuple[str, Said]:
-        """An agent of the job; the only one, if the request is about its own node.
+        """Returns an agent of the job; the only one, if the request is about its own node.
 
         Raises:
             NoAnswerError: there are several.

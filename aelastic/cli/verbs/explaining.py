@@ -1,7 +1,7 @@
-"""`aelastic policy explain`: what rules would have decided about a run, by its event logs; and `aelastic why LOGS`.
+"""`aelastic policy explain`: replays a run's event logs to show what rules would have decided; and `aelastic why LOGS`.
 
-Each end of a round is shown with what was decided then, and what the rules decide: dry, nothing is started.  How often
-workers have asked for notices is not in a log; where a job has told no steps, a round of 60 s counts as progress.
+Each end of a round is shown with the decision of that time, and the decision of the rules; nothing is started.  Logs
+don't record how often workers polled for notices; if a job has reported no steps, a round of 60 s counts as progress.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Json = dict[str, Any]
 
 
 class Told(NamedTuple):
-    """How a record says that a round has ended."""
+    """The end of a round, as in a record."""
 
     reason: str
     decision: Decision | None
@@ -47,26 +47,26 @@ class Told(NamedTuple):
 
 
 class Round:
-    """One round of a run, by all of its logs."""
+    """One round of a run, from all of its logs."""
 
     def __init__(self, number: int, began: float) -> None:
         self.number, self.began, self.ended = number, began, 0.0
         self.generation, self.started = number, None  # type: int, float | None
         self.reason, self.is_over, self.step = "", False, NONE
         self.decision: Decision | None = None  # None in logs of older versions
-        self._has_failed = False  # for those
+        self._has_failed = False  # for these
         self._last_steps: dict[str, int] = {}  # by node
-        self._ends: dict[bool, Told] = {}  # the first that was told of a restart, and of the job's end
-        self._recovered: Recovered | None = None  # of the round after it, as a node tells of its workers
+        self._ends: dict[bool, Told] = {}  # the first records of a restart, and of the job's end
+        self._recovered: Recovered | None = None  # of the next round, as one node reports its workers
         self._is_left_in_place = False
         self.failures: dict[int, ProcessFailure] = {}  # by rank
         self.hosts: set[str] = set()
 
     def take(self, entry: Entry) -> None:
-        """What a log says of it.
+        """Reads a record about the round.
 
         Raises:
-            ValueError: what it says is damaged.
+            ValueError: the record is damaged.
         """
         record, at = entry.fields, entry.wall
         match entry.kind:
@@ -94,7 +94,7 @@ class Round:
         self.hosts.add(entry.text("host"))
 
     def on_recovered(self, entry: Entry) -> None:
-        """The round after this one continues in place, with a state that this one has made.
+        """Notes that the next round continues in place, with a state that this one has made.
 
         Raises:
             ValueError: the record is damaged.
@@ -105,7 +105,7 @@ class Round:
         self._recovered = self._recovered or recovered
 
     def settle(self, *, is_last: bool) -> None:
-        """Once all is read: a node that has taken part in no later round tells the job's end of this one, too."""
+        """Chooses the round's end once all is read: a node without later rounds also records the job's end for it."""
         if self._ends:
             told = self._ends.get(is_last) or self._ends[not is_last]
             self.reason, self.decision, self.ended, self._has_failed = told
@@ -113,7 +113,7 @@ class Round:
 
     @property
     def cause(self) -> Cause:
-        """The first cause, as it was told; of logs of older versions, a failure or nothing that costs."""
+        """The first cause, as recorded; for logs of older versions, a failure or a cause that costs nothing."""
         if self.decision is not None:
             return self.decision.cause
         if self._has_failed and self.failures:
@@ -122,12 +122,12 @@ class Round:
 
     @property
     def failure(self) -> ProcessFailure | None:
-        """The failure that is the cause, if one is, and a log has it."""
+        """The failure that is the cause, if it is one and a log contains it."""
         cause = self.cause
         return self.failures.get(cause.ranks[0]) if cause.is_failure and cause.ranks else None
 
     def end(self, again: float | None) -> GenerationEnd:
-        """As an agent that lives says it; `again`: when workers ran again."""
+        """Returns the end as a live agent would report it; `again`: when workers ran again."""
         failure = self.failure or next(iter(self.failures.values()), None)
         step = max(self._last_steps.values(), default=None)
         known = (self.reason, failure, step, again, self.decision, self.number)
@@ -136,13 +136,13 @@ class Round:
 
 
 def _failure_in(told: Json) -> ProcessFailure:
-    """The failure that a record tells of.
+    """Returns the failure in a record.
 
     Raises:
-        ValueError: it lacks something.
+        ValueError: a field is missing.
     """
     known = {name: told[name] for name in SHARED_FIELDS if told.get(name) is not None}
-    known.pop("matched_rules", None)  # of the rules that the run had
+    known.pop("matched_rules", None)  # these are of the run's own rules
     known["timestamp"] = epoch_s(told.get("timestamp_s"))
     try:
         return ProcessFailure.from_elsewhere(**known)
@@ -151,7 +151,7 @@ def _failure_in(told: Json) -> ProcessFailure:
 
 
 def run_policy(argv: Sequence[str]) -> int:
-    """Replays a run under other rules; gives the exit code.
+    """Replays a run under other rules; returns the exit code.
 
     Raises:
         InputError: the logs, or the rules, cannot be read.
@@ -173,7 +173,7 @@ def run_policy(argv: Sequence[str]) -> int:
 
 
 def read_ends(path: Path) -> list[Json]:
-    """Why each generation of a run ended, the latest first, by its event log or a folder of them.
+    """Returns why each generation of a run ended, the latest first, from its event log or a folder of them.
 
     Raises:
         InputError: there is no record of one run.
@@ -186,18 +186,18 @@ def read_ends(path: Path) -> list[Json]:
 
 
 class Rounds:
-    """The rounds of a run, by the records of all of its logs."""
+    """The rounds of a run, from the records of all of its logs."""
 
     def __init__(self) -> None:
         self.budget = 0  # of restarts
         self.found: dict[int, Round] = {}
-        self._of_generation: dict[tuple[str, int], int] = {}  # by node, since each counts its own
+        self._of_generation: dict[tuple[str, int], int] = {}  # by node, because each counts its own
 
     def take(self, entry: Entry) -> None:
-        """What a log says.
+        """Reads a record.
 
         Raises:
-            ValueError: it is damaged.
+            ValueError: the record is damaged.
         """
         if entry.kind == "run_began":
             self.budget = entry.number("max_restarts")
@@ -208,20 +208,20 @@ class Rounds:
             self._of_generation[generation] = number
         if entry.kind == "recovered" and (before := max((each for each in self.found if each < number), default=0)):
             self.found[before].on_recovered(entry)
-        if entry.kind == "progressed":  # the last step may be told when the next round has formed
+        if entry.kind == "progressed":  # the last step may be recorded after the next round has formed
             number = self._of_generation.get(generation, number)
         if number:
             self.found.setdefault(number, Round(number, entry.wall)).take(entry)
 
 
 def _read_rounds(paths: Sequence[Path]) -> tuple[list[Round], int]:
-    """The rounds of a run, and its budget."""
+    """Returns the rounds of a run, and its restart budget."""
     rounds, runs = Rounds(), dict[str, None]()
     with ProgressLine() as progress:
         logs = read_all(paths, progress.show)
     for entry in (entry for log in logs for entry in log.entries):
         runs[entry.text("run_id")] = None
-        with suppress(ValueError):  # left out; the rest is told
+        with suppress(ValueError):  # skip the record; keep the rest
             rounds.take(entry)
     if len(runs) > 1:
         raise InputError(f"these are logs of {len(runs)} runs: name those of one: {', '.join(list(runs)[:5])}")
@@ -234,7 +234,7 @@ def _read_rounds(paths: Sequence[Path]) -> tuple[list[Round], int]:
 
 
 async def _compare(rounds: Sequence[Round], rules: Sequence[Rule]) -> None:
-    """Finds out which rules the failures match by their patterns, as the nodes of a run do."""
+    """Finds the rules whose patterns match the failures, as the nodes of a run do."""
     error_rules = ErrorRules(rules)
     try:
         for each in rounds:
@@ -273,7 +273,7 @@ def _decisions(policy: RestartPolicy, rounds: Sequence[Round]) -> Iterator[Json]
 
 
 def as_text(decided: Sequence[Json], count: int) -> str:
-    """For people; `count`: rounds that there were."""
+    """Returns the text for people; `count`: the number of rounds."""
     lines = []
     for each in decided:
         step = "" if each["step"] is None else f", at step {each['step']}"

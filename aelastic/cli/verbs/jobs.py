@@ -1,4 +1,4 @@
-"""Which job a command is about: agents answer at their control sockets, and leave records of ended jobs there."""
+"""Finds the job of a command: agents answer at their control sockets, and leave records of ended jobs there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aelastic.errors import EXIT_INPUT
 from aelastic.host import sockets
 
 EXIT_NO_JOB, EXIT_NO_ANSWER = 3, 4
-# An agent waits 8 s for the stacks of others, 5 s for all else.
+# An agent waits 8 s for stacks from other nodes, 5 s for everything else.
 ANSWER_S = 10.0
 Said = dict[str, Any]
 _UNANSWERED = "no answer from the agent; the request may or may not have been carried out (check: aelastic status)"
@@ -40,7 +40,7 @@ class Jobs:
     """The jobs of this user on this machine, as one command sees them.
 
     Args:
-        folder: has the control sockets of agents.
+        folder: the folder of the agents' control sockets.
         argv: the command and its arguments.
         job: the job that it names; empty without one.
     """
@@ -48,10 +48,10 @@ class Jobs:
     def __init__(self, folder: Path, argv: Sequence[str], job: str) -> None:
         self._folder, self._argv, self._job = folder, argv, job
         self._verb = argv[0]
-        self._is_silent = False  # an agent, that lives
+        self._is_silent = False  # a live agent has not answered
 
     def answers(self, door: str, **asked: Any) -> Iterator[Said]:
-        """The messages of an agent's answer; the last one is `NO_ANSWER` if the agent stops before the end."""
+        """Yields the messages of an agent's answer; the last one is `NO_ANSWER` if the agent stops before the end."""
         if (conn := sockets.connect_to_door(self._folder, door, ANSWER_S)) is not None:
             with conn, conn.makefile("r", encoding="utf-8") as lines, suppress(OSError, ValueError):
                 conn.sendall(json.dumps(asked).encode() + b"\n")
@@ -68,12 +68,12 @@ class Jobs:
         return next(self.answers(door, **asked))
 
     def agents(self) -> list[tuple[str, Said]]:
-        """All agents that answer, with the names of their control sockets."""
+        """Returns all agents that answer, with the names of their control sockets."""
         answers = [(door, self.answer(door, verb="here")) for door in sockets.doors_in(self._folder)]
         return [(door, here) for door, here in answers if here["code"] == "ok" and here["phase"] != "done"]
 
     def named(self) -> list[tuple[str, Said]]:
-        """The agents of the named job, or all if the command names none.
+        """Returns the agents of the named job, or all if the command names none.
 
         Raises:
             NoAnswerError: there is no such agent.
@@ -96,7 +96,7 @@ class Jobs:
         return found
 
     def meant(self) -> list[tuple[str, Said]]:
-        """The agents of the one job that the command is about.
+        """Returns the agents of the one job that the command is about.
 
         Raises:
             NoAnswerError: there is no such job, there are several, or it may be somebody else's.
@@ -110,14 +110,14 @@ class Jobs:
             text = f"{len(jobs)} jobs run on this machine; name one, as in {example}: {listed}"
             raise NoAnswerError(text, EXIT_INPUT)
         (job,) = jobs
-        if self._verb in OF_THE_JOB and not self._job and not here:  # perhaps that of another who uses this account
+        if self._verb in OF_THE_JOB and not self._job and not here:  # it may be the job of another user of this account
             folder = agents[0][1].get("folder") or "a folder that is gone"
             text = f"job {job} was started in {folder}, not in this folder; to act on it anyway: {self._command(job)}"
             raise NoAnswerError(text, EXIT_INPUT)
         return agents
 
     def _command(self, job: str) -> str:
-        """This command, with the job's name instead of one that it may have."""
+        """Returns this command with the job's name, which replaces a name it may already have."""
         name = [texts.short(job)]
         if self._verb in {*OF_RANKS, *OF_NODES}:
             name = ["--job", *name]
@@ -134,11 +134,11 @@ class Jobs:
     # Jobs that have ended.
 
     def ended(self) -> list[Said]:
-        """The records that ended agents have left, the latest first; only those that this version can read."""
+        """Returns the records that ended agents left, the latest first; only those that this version can read."""
         return [said for said in map(_left, sockets.left_at_doors(self._folder)) if said is not None]
 
     def ended_as(self, job: str) -> list[Said]:
-        """The records of ended jobs of that name, or else of names that begin with it."""
+        """Returns the records of ended jobs of that name, or else of names that begin with it."""
         ended = self.ended() if job else []
         same = [each for each in ended if each["run"]["run_id"] == job]
         return same or [each for each in ended if each["run"]["run_id"].startswith(job)]
@@ -152,7 +152,7 @@ def _is_this_folder(folder: str) -> bool:
 
 
 def _left(data: bytes) -> Said | None:
-    """The record that an agent has left; `None` if another version wrote it and it cannot be shown."""
+    """Returns the record that an agent left; `None` if another version wrote it and it cannot be shown."""
     try:
         said: Said = json.loads(data)
         if not said.get("run"):

@@ -1,4 +1,4 @@
-"""The text of answers: tables and sentences for people."""
+"""Makes the text of answers: tables and sentences for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Said = Mapping[str, Any]
 # Run ids that aelastic chose.
 GENERATED = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-# Of states; those that pass by themselves have none.
+# Colours of states; transient states have none.
 COLOURS = {"running": Colour.GOOD, "held": Colour.BAD, "silent": Colour.BAD, "closed": Colour.BAD}
 
 
@@ -32,18 +32,18 @@ def jobs(agents: Sequence[Said], paint: Paint = plain) -> str:
 
 
 def program(agent: Said) -> str:
-    """What a job runs and where, by which people know one that they gave no name."""
+    """Returns what a job runs and where, which identifies a job without a name to people."""
     folder = agent.get("folder") or "a folder that is gone"
     return f"{agent['run']['entrypoint']} in {folder}"
 
 
 def briefly(agent: Said) -> str:
-    """A job in a list: its name, and what it runs."""
+    """Returns a job's text in a list: its name, and what it runs."""
     return f"{short(agent['run']['run_id'])} ({program(agent)})"
 
 
 def ended(agents: Sequence[Said]) -> str:
-    """The jobs that have ended within the last hour."""
+    """Returns a text about the jobs that ended within the last hour."""
     names = [
         *dict.fromkeys(
             f"{short(each['run']['run_id'])} ({each['run']['entrypoint']}), {each['state']}" for each in agents
@@ -54,12 +54,12 @@ def ended(agents: Sequence[Said]) -> str:
 
 
 def short(run_id: str) -> str:
-    """As much of a generated id as commands need."""
+    """Returns as much of a generated id as commands need."""
     return run_id[:8] if GENERATED.fullmatch(run_id) else run_id
 
 
 def has_ended(agent: Said) -> str:
-    """That a job has ended, when and how."""
+    """Returns a sentence that tells when and how a job ended."""
     ago = duration((datetime.now(UTC) - datetime.fromisoformat(agent["time"])).total_seconds())
     run_id, how = agent["run"]["run_id"], agent["reason"] or agent["state"]
     return f"{run_id} ended {ago} ago: {how}" + (f"; see aelastic why {run_id}" if agent["why"] else "")
@@ -68,17 +68,17 @@ def has_ended(agent: Said) -> str:
 def status(
     nodes: Sequence[Said], silent: Iterable[str], refused: Mapping[str, str], agent: Said, paint: Paint = plain
 ) -> str:
-    """Two lines about the job, and one for each node; `*` marks the leader's.
+    """Returns two lines about the job, and one for each node; `*` marks the leader's.
 
     Args:
-        agent: the one that was asked; nodes elsewhere may have other folders.
+        agent: the agent that was queried; other nodes may have other folders.
     """
     first = max(nodes, key=lambda each: (each["leads"], each["phase"] == "running"), default=None)
     if first is None:
         return "no node has answered"
     restarts, drains = first["restarts"]["failure"], first["drains"]
     counts = f"{counted(restarts, 'restart')} after failures, {counted(drains, 'drain')}"
-    # Nodes that have joined later have seen fewer, and nodes of older versions tell none.
+    # Nodes that joined later have seen fewer, and nodes of older versions report none.
     if recoveries := max(each.get("recoveries", 0) for each in nodes):
         counts += f", {recoveries} recover{'y' if recoveries == 1 else 'ies'} in place"
     phases = {each["phase"] for each in nodes}  # the leader's node may take no part
@@ -114,12 +114,12 @@ def status(
 
 
 def _agreed(leader: Said) -> str:
-    known = leader.get("rendezvous")  # agents of older versions do not say
+    known = leader.get("rendezvous")  # missing from agents of older versions
     return f" in term {known['term']}\n{known['text']}" if known else ""
 
 
 def why(ends: Sequence[Said], earlier: int = 0, held: str = "") -> str:
-    """Why workers ended; `earlier` is how many ends there were before those."""
+    """Returns why workers ended; `earlier` is how many ends came before these."""
     more = f"{counted(earlier, 'earlier end')} not shown: add -n {earlier + len(ends)}" if earlier else ""
     return "\n".join(filter(None, [held, *map(_end, ends), more])) or "no workers have ended so far"
 
@@ -127,7 +127,7 @@ def why(ends: Sequence[Said], earlier: int = 0, held: str = "") -> str:
 def _end(end: Said) -> str:
     after = "" if end["after_s"] is None else f" after {duration(end['after_s'])}"
     step = "" if end["step"] is None else f", at step {end['step']}"
-    in_place = end.get("in_place", False)  # agents of older versions do not say
+    in_place = end.get("in_place", False)  # missing from agents of older versions
     what = f"round {end['round']}" if in_place else f"generation {end['generation']}"
     lines = [f"{what} ended {end['at'][11:19]} UTC{after}{step}"]
     failure = end["failure"]
@@ -169,7 +169,7 @@ def _since(status: Said, moment: str) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]], paint: Paint) -> str:
-    """Columns that are as wide as their widest cell; the second has states, which have colours."""
+    """Returns columns as wide as their widest cell; the second one holds states, in colour."""
     cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
