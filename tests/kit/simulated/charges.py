@@ -92,6 +92,8 @@ class Charges:
         faults = [fault for fault in self.faults if self._concerns(fault, last, next_)]
         if any(fault.kind == "clock" for fault in faults):
             return EITHER
+        if len(last.heard) < last.common[-1]:
+            return EITHER  # a node of it was lost before it was notified
         tellers = {_host(each) for each in last.heard.keys() & next_.heard.keys()}
         if last.token != next_.token and not tellers & {host for _, host, _ in last.failures} and failures:
             return EITHER  # nodes that failed are gone, and the coordinator that they had told

@@ -138,7 +138,8 @@ class InPlaceChecks(Checks):
         is_asked = self._asked_at >= round_.began_at  # by a person: that ends processes
         has_finished = (token, round_.number) in self._has_finished
         are_told = len(round_.heard) == round_.common[-1]  # else one was lost before it heard of the round
-        if not message.in_place and known and are_long and are_told and not is_asked and not has_finished:
+        is_bound = are_long and are_told and is_whole and not is_asked and not has_finished
+        if not message.in_place and known and is_bound:
             self.fail(
                 f"{round_} does not end in place, and all of its workers have opted in: {text_of(message.decision)} ({known})"
             )
