@@ -94,6 +94,9 @@ class Charges:
             return EITHER
         if len(last.heard) < last.common[-1]:
             return EITHER  # a node of it was lost before it was notified
+        still = [fault for fault in faults if fault.kind == "silence" and not fault.to]
+        if any(fault.host == host and fault.was_at(at) for fault in still for at, host, _ in last.failures):
+            return EITHER  # an agent that stands still dates a failure by when it goes on
         tellers = {_host(each) for each in last.heard.keys() & next_.heard.keys()}
         if last.token != next_.token and not tellers & {host for _, host, _ in last.failures} and failures:
             return EITHER  # nodes that failed are gone, and the coordinator that they had told
