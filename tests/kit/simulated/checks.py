@@ -86,9 +86,8 @@ class Checks:
         self._min_nodes, self._max_nodes, self._max_restarts = min_nodes, max_nodes, max_restarts
         self.agents: list[Agent] = []
         self.rounds: dict[int, Round] = {}  # by fence
-        self._entries: dict[
-            tuple[str, int], tuple[EntryId, set[Agent]]
-        ] = {}  # committed, by log and number; and who has it whole
+        self._entries: dict[tuple[str, int], EntryId] = {}  # committed, by log and number
+        self._kept: dict[Agent, Node] = {}  # the last that each agent kept of the log
         self._candidate: Coordination | None = None  # that stepped down last
         self._last_of: dict[str, int] = {}  # the number of a log's verdict
         self.failed_in: set[Round] = set()  # rounds in which a worker failed by itself
@@ -133,23 +132,29 @@ class Checks:
         """One entry is committed at each position of a log, and none after its verdict."""
         if node is None or node.committed is None:
             return
+        self._kept[agent] = node
         entry_id = id_of(node.committed)
         assert entry_id is not None
         log, number = entry_id.log, entry_id.number
-        known, by = self._entries.setdefault((log, number), (entry_id, set()))
+        known = self._entries.setdefault((log, number), entry_id)
         if not isinstance(node.committed, Entry) and order(entry_id) < order(known):
             return  # it has yet to hear of what a recovery has put in the place of that
-        if known != entry_id:
-            if any(other.is_alive for other in by):
-                self.fail(f"{agent} knows that {entry_id} is committed, and {by} know that {known} is")
-            by = set()  # recovery: what only ended nodes had whole is lost
-            self._entries[log, number] = entry_id, by
-        if isinstance(node.committed, Entry):
-            by.add(agent)
+        if known != entry_id:  # a recovery: what only ended nodes had whole is lost
+            if others := [each for each in self.agents if each is not agent and self._has_come_to(each, entry_id)]:
+                self.fail(f"{agent} knows that {entry_id} is committed, and {others} know that {known} is")
+            self._entries[log, number] = entry_id
         if isinstance(node.committed, Entry) and node.committed.is_verdict:
             self._last_of.setdefault(log, number)
         if number > self._last_of.get(log, number):
             self.fail(f"{agent} knows that {entry_id} is committed, after the verdict")
+
+    def _has_come_to(self, agent: Agent, entry_id: EntryId) -> bool:
+        """Whether an agent that lives has the entry at that position of the log, or a later one, whole."""
+        kept = self._kept.get(agent)
+        committed = None if kept is None else kept.committed
+        if not agent.is_alive or not isinstance(committed, Entry):
+            return False
+        return committed.log == entry_id.log and committed.number >= entry_id.number
 
     def steps_down(self, agent: Agent, leader: Coordination) -> None:
         """An agent leads no longer, or has not been elected."""
