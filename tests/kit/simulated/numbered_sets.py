@@ -22,8 +22,8 @@ def begin() -> None:
     backend.CancelScope = NumberedScope  # type: ignore[misc]
 
 
-class NumberedTask(Task[Any]):
-    """A task that is found in a set by when it was made."""
+class _Numbered:
+    """Found in a set by when it was made."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._number = next(_numbers)
@@ -36,17 +36,9 @@ class NumberedTask(Task[Any]):
         return self is other
 
 
-class NumberedScope(backend.CancelScope):
-    """A cancel scope that is found in a set by when it was made."""
+class NumberedTask(_Numbered, Task[Any]):
+    """A task with a number."""
 
-    __slots__ = ("_number",)
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self._number = next(_numbers)
-        super().__init__(*args, **options)
-
-    def __hash__(self) -> int:
-        return self._number
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
+class NumberedScope(_Numbered, backend.CancelScope):
+    """A cancel scope with a number."""
