@@ -21,6 +21,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 from enum import IntEnum
+from math import inf
 
 from aelastic.core.record import Record
 from aelastic.decisions.cause import PENDING, Cause, CauseKind
@@ -36,6 +37,9 @@ GRACE_S = 0.3
 NAMING_S = 0.03
 # An agent notices at once that a worker was killed, but one that raised only after its interpreter has ended.
 KILLED_LEAD_S = 0.1
+
+# Stands for all nodes that do not report to a new leader, among the nodes that are lost.
+MISSING = ""
 
 
 class Weight(IntEnum):
@@ -176,6 +180,8 @@ class RoundEnd:
         """
         loss = self.losses.get(node_id)
         self.on_reached(node_id, past.reached)
+        if past.is_charged:
+            self._date_missing(now - max(0.0, past.alone_s))
         if past.failure is not None:
             at = now - max(0.0, past.failure_age_s)
             at = at if loss is None else max(at, loss.at)
@@ -200,9 +206,20 @@ class RoundEnd:
         return known is not None and (known.ends_round or (self.first is not None and known.excuses(self.first)))
 
     def on_missing(self, what: Cause, at: float) -> None:
-        """Nodes of the round do not report to a new leader."""
+        """Nodes of the round do not report to a new leader: since then, or `-inf` if nobody knows."""
         self.hosts |= {*what.hosts}
-        self._note(Loss("", at, at, what))
+        self._note(Loss(MISSING, at, at, what))
+
+    def _date_missing(self, alone_since: float) -> None:
+        """A node that knows that its failure is charged lost its leader then, so no node was missing before.
+
+        It may report that after the others were given up, and be the only one that knows it.
+        """
+        missing = self.losses.get(MISSING)
+        if missing is None:
+            return
+        is_dated = missing.at != -inf
+        self._note(missing.replace(at=min(missing.at, alone_since) if is_dated else alone_since))
 
     def on_free(self, cause: Cause, at: float) -> None:
         """Something else ends the round, and costs nothing."""
