@@ -9,7 +9,7 @@ from kit import decided
 from kit.reports import Job
 from kit.stories.coordinator import failure, node
 
-from aelastic.decisions.cause import SaveOutcome
+from aelastic.decisions.cause import CauseKind, SaveOutcome
 from aelastic.rdzv.leader.coordinator import Coordinator
 from aelastic.rdzv.leader.coordinator_events import CutOff, DeadlinePassed, Lost, Phase, Reported
 from aelastic.rdzv.leader.job_state import payload_of, state_in, voters_in
@@ -323,6 +323,21 @@ def test_a_restart_that_was_asked_for_and_not_begun_ends_the_round_under_the_nex
     other = continued(job, 101.0)
     (cause,) = {each.past.phase for each in other.nodes.of.values()}
     assert other.core.phase is Phase.FORMING and cause is m.NodePhase.STOPPING
+
+
+def test_a_lost_node_is_the_cause_also_if_its_round_is_restarted_on_request_by_the_next_leader() -> None:
+    """Workers fail because the node is gone, so their failures cost nothing."""
+    job, _ = coordinator(node("a"), node("b"), max_nodes=2)
+    past = job.nodes.of["b"].past
+    job.handle(ask("b", r.Verb.RESTART), 100.0)
+    other = Job(Coordinator(job.core.rules, job.core.policy))
+    other.core.roster.begin_term(9)
+    other.core.resume(job.core.state(100.0), "a", 101.0)
+    failed = past.replace(phase=m.NodePhase.FAILED, failure=failure("b"), failure_age_s=0.1, alone_s=0.2)
+    sends = other.handle(other.nodes.connects(node("b"), failed), 101.0)
+    (interrupted,) = [each.message for each in sends if isinstance(each.message, m.Interrupted)]
+    assert not interrupted.decision.is_charged
+    assert interrupted.decision.cause.kind is CauseKind.NODES_MISSING
 
 
 def test_what_was_asked_is_done_with_the_round_and_a_drain_once_its_node_has_left() -> None:

@@ -515,9 +515,12 @@ class Coordinator(Machine[ev.Event, Send]):
         if not gathering.are_all_known and not is_late:
             return []
         self.phase, self.gathering = Phase.RUNNING, None
+        is_over = self.forming.inherit(gathering, now)
         told = [send for ask, at in [*self._asks.values()] for send in self._on_wish(ask, at)]
-        if self.forming.inherit(gathering, now):
-            return told + (self._end_round(now) if self.phase is Phase.RUNNING else [])
+        if self.phase is not Phase.RUNNING:
+            return told
+        if is_over:
+            return told + self._end_round(now)
         self.deadline = self.newcomers.on_come(None, now)
         finished = self._close_if_finished()
         if not finished:
