@@ -605,6 +605,14 @@ def test_nothing_begins_while_a_node_of_the_log_that_was_heard_may_live(
     assert (found and found.mandate) == expected
 
 
+def test_a_voter_that_led_tells_a_founder_which_of_its_followers_have_ended() -> None:
+    led = leading.on_connected(campaigning(term=900), "b", status(900))
+    voter = leading.step_down(leading.on_follower_closed(led, "b", Close.ORDERLY))
+    voter = following.follow(voter, "s", 1000)
+    leader = leading.on_connected(founding(replaces=("c",)), "a", status_of(voter))
+    assert must(leading.establish(leader)).mandate is Mandate.FOUNDING
+
+
 def test_an_older_log_whose_quorum_answers_continues() -> None:
     leader = leading.on_connected(founding(), "a", status(1000))
     leader = must(leading.establish(leading.on_connected(leader, "b", status(1000))))

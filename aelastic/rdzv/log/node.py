@@ -26,7 +26,8 @@ class Status(Record):
 
     Args:
         term: the term for which the status is a vote.
-        committed, accepted, ended, replaces, failures: as in `Node`.
+        committed, accepted, ended, failures: as in `Node`.
+        replaces: nodes that are gone, as in `Node`, and those of `ended_followers`.
     """
 
     term: int
@@ -100,7 +101,9 @@ class Node(Record):
 
 
 def status_of(node: Node) -> Status:
-    return Status(node.term, node.committed, node.accepted, node.ended, node.replaces, node.failures)
+    """Returns what a node reports.  Followers whose end it has read while it led are gone for other leaders as well."""
+    gone = {*node.replaces, *(each.name for each in node.ended_followers)}
+    return Status(node.term, node.committed, node.accepted, node.ended, tuple(sorted(gone)), node.failures)
 
 
 # Following.
