@@ -340,6 +340,18 @@ def test_a_lost_node_is_the_cause_also_if_its_round_is_restarted_on_request_by_t
     assert interrupted.decision.cause.kind is CauseKind.NODES_MISSING
 
 
+def test_a_restart_that_the_next_leader_carries_out_begins_one_round_though_a_node_is_missing() -> None:
+    """The node that is left is ready, so the next round begins as soon as the last one is over."""
+    job, _ = coordinator(node("a"), node("b"), max_nodes=2)
+    past = job.nodes.of["b"].past.replace(phase=m.NodePhase.READY)
+    job.handle(ask("b", r.Verb.RESTART), 100.0)
+    other = Job(Coordinator(job.core.rules, job.core.policy))
+    other.core.roster.begin_term(9)
+    other.core.resume(job.core.state(100.0), "a", 101.0)
+    other.handle(other.nodes.connects(node("b"), past), 101.0)
+    assert (other.core.phase, other.core.round) == (Phase.RUNNING, 2)
+
+
 def test_what_was_asked_is_done_with_the_round_and_a_drain_once_its_node_has_left() -> None:
     job, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)
     job.handle(ask("a", r.Verb.RESTART), 100.0)

@@ -246,6 +246,11 @@ def ask_of_all(fault: str, seed: int) -> None:
         assert outcomes == {Outcome.KILLED if verb is Verb.KILL else Outcome.SAVED if at_save else Outcome.STOPPED}
 
 
+@pytest.mark.parametrize("fault, seed", [("coordinator dies", 1711), ("coordinator freezes", 2263)])
+def test_requests_that_found_a_bug_find_it_no_more(fault: str, seed: int) -> None:
+    ask_of_all(fault, seed)
+
+
 def _is_done(simulation: Drained, asker: Agent, before: Training | None) -> bool:
     """Another round trains, or nobody is left who has asked for it."""
     return not asker.is_alive or (simulation.training is not before and simulation.calls > 3)

@@ -517,7 +517,8 @@ class Coordinator(Machine[ev.Event, Send]):
         self.phase, self.gathering = Phase.RUNNING, None
         is_over = self.forming.inherit(gathering, now)
         told = [send for ask, at in [*self._asks.values()] for send in self._on_wish(ask, at)]
-        if self.phase is not Phase.RUNNING:
+        has_ended_it = self.phase is not Phase.RUNNING or self.round != gathering.round  # the next may have begun
+        if has_ended_it:
             return told
         if is_over:
             return told + self._end_round(now)
