@@ -161,7 +161,8 @@ class RunEventSource:
                 local_rank, reason = event.local_rank, event.reason or event.failure.short_message
                 rank = group.workers[local_rank].global_rank
                 self._left_at = now
-                return [ev.Noticed(event.generation, local_rank, rank, event.by, reason, True, event.silent_s)]
+                found = ev.Noticed(event.generation, local_rank, rank, event.by, reason, True, event.silent_s)
+                return [found, *(self._not_recovered(self._why_given_up()) if self._is_given_up() else [])]
             case Exited():
                 return self._ended_now(event, now)
             case Interrupted():
