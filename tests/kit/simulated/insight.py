@@ -6,6 +6,7 @@ What supervisors submit and hear says most; the rest is here, so that a change o
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aelastic.aio import Mailbox
@@ -169,6 +170,9 @@ class _Heard(Mailbox[c.Event]):
         super().__init__()
         self._agent, self._leader = agent, leader
         self._statuses: dict[int, Status] = {}  # the last on each connection
+
+    async def next_by(self, deadline: Callable[[], float | None]) -> c.Event | None:
+        return await self.next(None if self._items else deadline())
 
     async def next(self, deadline: float | None) -> c.Event | None:
         event = await super().next(deadline)
