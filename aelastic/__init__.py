@@ -34,6 +34,11 @@ TYPE_CHECKING = False  # without `typing`, which a training script that uses not
 if TYPE_CHECKING:
     from typing import Any
 
+    from aelastic.agent.group.events import Worker, WorkerState
+    from aelastic.agent.group.worker_group import WorkerGroup
+    from aelastic.compat.launcher.elastic_launch import elastic_launch, launch_agent
+    from aelastic.compat.launcher.errors import SignalException
+    from aelastic.compat.launcher.launch_config import LaunchConfig
     from aelastic.errors import (
         AelasticError,
         ChildFailedError,
@@ -52,13 +57,7 @@ if TYPE_CHECKING:
         get_error_handler,
         record,
     )
-    from aelastic.group.backend import WorkerBackend, WorkerExit, WorkerStart
-    from aelastic.group.events import Worker, WorkerState
-    from aelastic.group.worker_group import WorkerGroup
     from aelastic.health_check_server import HealthCheckServer
-    from aelastic.launcher.elastic_launch import elastic_launch, launch_agent
-    from aelastic.launcher.errors import SignalException
-    from aelastic.launcher.launch_config import LaunchConfig
     from aelastic.observe.observer import Observer
     from aelastic.rdzv.settings import RendezvousSettings
     from aelastic.result import RunResult
@@ -66,6 +65,7 @@ if TYPE_CHECKING:
     from aelastic.spec import WorkerSpec
     from aelastic.supervisor import Supervisor
     from aelastic.training.decorator import in_place
+    from aelastic.workers.backend import WorkerBackend, WorkerExit, WorkerStart
 
 __all__ = [
     "AelasticError", "ChildFailedError", "ErrorHandler", "ExpectedOutput", "HealthCheckServer", "HostError",
@@ -84,12 +84,12 @@ _HOMES = {
         "RendezvousStateError", "RendezvousTimeoutError", "RequestError", "UnkillableWorkerError",
         "get_error_handler", "record",
     ),
-    "group.worker_group": ("WorkerGroup",),
-    "group.events": ("Worker", "WorkerState"),
+    "agent.group.worker_group": ("WorkerGroup",),
+    "agent.group.events": ("Worker", "WorkerState"),
     "health_check_server": ("HealthCheckServer",),
-    "launcher.launch_config": ("LaunchConfig",),
-    "launcher.elastic_launch": ("elastic_launch", "launch_agent"),
-    "launcher.errors": ("SignalException",),
+    "compat.launcher.launch_config": ("LaunchConfig",),
+    "compat.launcher.elastic_launch": ("elastic_launch", "launch_agent"),
+    "compat.launcher.errors": ("SignalException",),
     "rdzv.settings": ("RendezvousSettings",),
     "settings": ("ExpectedOutput", "Std"),
     "spec": ("WorkerSpec",),
@@ -97,7 +97,7 @@ _HOMES = {
     "supervisor": ("Supervisor",),
     "observe.observer": ("Observer",),
     "training.decorator": ("in_place",),
-    "group.backend": ("WorkerBackend", "WorkerExit", "WorkerStart"),
+    "workers.backend": ("WorkerBackend", "WorkerExit", "WorkerStart"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

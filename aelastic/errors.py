@@ -28,9 +28,9 @@ from enum import Enum
 from functools import wraps
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
-from aelastic.failures.error_handler import ErrorHandler as ErrorHandler  # noqa: PLC0414  this is its documented place
-from aelastic.failures.failure import ProcessFailure as ProcessFailure  # noqa: PLC0414  this is its documented place
-from aelastic.failures.failure import log
+from aelastic.diagnose.failures.error_handler import ErrorHandler as ErrorHandler  # noqa: PLC0414  this is its documented place
+from aelastic.diagnose.failures.failure import ProcessFailure as ProcessFailure  # noqa: PLC0414  this is its documented place
+from aelastic.diagnose.failures.failure import log
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -246,7 +246,7 @@ class ChildFailedError(AelasticError):
 
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
         """Returns the report, in torch's layout (torch: `format_msg`, with the same parameters)."""
-        from aelastic.failures.report import report
+        from aelastic.diagnose.failures.report import report
 
         job = self.name, self.failures, self.get_first_failure(), self.victims
         enrich = get_error_handler().maybe_enrich_signal_failure_message

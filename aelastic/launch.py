@@ -11,10 +11,10 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from aelastic.cli.options import LAUNCH_GROUPS
-from aelastic.launcher.elastic_launch import elastic_launch, entrypoint_name, launch_agent
-from aelastic.launcher.errors import SignalException
-from aelastic.launcher.launch_config import LaunchConfig
-from aelastic.launcher.run import get_args_parser, run
+from aelastic.compat.launcher.elastic_launch import elastic_launch, entrypoint_name, launch_agent
+from aelastic.compat.launcher.errors import SignalException
+from aelastic.compat.launcher.launch_config import LaunchConfig
+from aelastic.compat.launcher.run import get_args_parser, run
 from aelastic.logs_specs import DefaultLogsSpecs, LogsSpecs
 
 __all__ = [

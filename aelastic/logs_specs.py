@@ -18,8 +18,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from aelastic.diagnose.failures.failure import ERROR_FILE_VARIABLE
 from aelastic.errors import InputError
-from aelastic.failures.failure import ERROR_FILE_VARIABLE
 from aelastic.settings import Std as Std  # noqa: PLC0414  this is also its documented place
 from aelastic.settings import Streams, streams_of
 

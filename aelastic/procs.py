@@ -23,20 +23,20 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from aelastic.aio import in_thread, run_sync
+from aelastic.base.aio import in_thread, run_sync
+from aelastic.base.host import proc_table
+from aelastic.base.host.children import orphans, pidfd_of, reap_orphans, wait_ended, waited_for
+from aelastic.base.host.files import text_of
+from aelastic.base.host.usage import shortage_of
 from aelastic.errors import HostError
-from aelastic.group.backend import WorkerBackend, WorkerExit, WorkerStart
-from aelastic.host import proc_table
-from aelastic.host.children import orphans, pidfd_of, reap_orphans, wait_ended, waited_for
-from aelastic.host.files import text_of
-from aelastic.host.usage import shortage_of
+from aelastic.workers.backend import WorkerBackend, WorkerExit, WorkerStart
 from aelastic.workers.children import Child, Function, Program
 from aelastic.workers.guard import is_guard
 from aelastic.workers.guard_process import GuardProcess
 
 if TYPE_CHECKING:
-    from aelastic.forkserver.command import Launch
-    from aelastic.forkserver.fork_server import ForkServer
+    from aelastic.workers.forkserver.command import Launch
+    from aelastic.workers.forkserver.fork_server import ForkServer
 
 # The exit codes of shells for a program that does not exist, or cannot be executed (`sh(1)`).
 NOT_FOUND = 127
@@ -268,7 +268,7 @@ class LocalWorkers(WorkerBackend):
         return started.result()
 
     def _forked_child(self, start: WorkerStart, launch: Launch) -> Child:
-        from aelastic.forkserver.children import ForkedProgram, forked_context
+        from aelastic.workers.forkserver.children import ForkedProgram, forked_context
 
         if isinstance(start.entrypoint, str):
             return ForkedProgram(start, launch)

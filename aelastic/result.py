@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aelastic.decisions import wording
-from aelastic.decisions.decision import DecisionKind
+from aelastic.agent.group.events import WorkerState
+from aelastic.agent.group.phases import Exits
+from aelastic.agent.group.worker_group import WorkerGroup
 from aelastic.errors import (
     ChildFailedError,
     InternalError,
@@ -16,9 +17,8 @@ from aelastic.errors import (
     RendezvousTimeoutError,
     UnkillableWorkerError,
 )
-from aelastic.group.events import WorkerState
-from aelastic.group.phases import Exits
-from aelastic.group.worker_group import WorkerGroup
+from aelastic.rdzv.decisions import wording
+from aelastic.rdzv.decisions.decision import DecisionKind
 from aelastic.rdzv.protocol.messages import Outcome
 
 _OF_STOPS = {Outcome.STOPPED, Outcome.KILLED, Outcome.SAVED}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from aelastic.errors import record
-from aelastic.launcher.elastic_launch import elastic_launch
-from aelastic.launcher.launch_config import LaunchConfig
-from aelastic.launcher.run import (
+from aelastic.compat.launcher.elastic_launch import elastic_launch
+from aelastic.compat.launcher.launch_config import LaunchConfig
+from aelastic.compat.launcher.run import (
     config_from_args,
     determine_local_world_size,
     get_args_parser,
@@ -16,6 +15,7 @@ from aelastic.launcher.run import (
     parse_min_max_nnodes,
     run,
 )
+from aelastic.errors import record
 from aelastic.logs_specs import DefaultLogsSpecs, LogsSpecs, Std
 from aelastic.workers.functions import run_script_path
 

@@ -1,5 +1,5 @@
-"""`SdNotify`, for programs that pass it to a `Supervisor`; defined in `aelastic.export.systemd`."""
+"""`SdNotify`, for programs that pass it to a `Supervisor`; defined in `aelastic.observe.export.systemd`."""
 
-from aelastic.export.systemd import SdNotify
+from aelastic.observe.export.systemd import SdNotify
 
 __all__ = ["SdNotify"]

@@ -14,7 +14,7 @@ from functools import partial
 from operator import index
 from typing import Any, Literal, TypeAlias, get_args
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 from aelastic.errors import InputError
 
 # Rules for a caller's values: each returns what to use instead, or an empty text if the value is valid.

@@ -18,32 +18,32 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from aelastic.agent.calls import check, check_observers
-from aelastic.agent.resources import AgentSettings, Asked
-from aelastic.agent.run import Run, first_of
-from aelastic.aio import Mailbox, keep_one
-from aelastic.errors import HostError, RequestError
-from aelastic.group.backend import WorkerBackend
-from aelastic.group.events import Event, StopRequested, Worker, WorkerState
-from aelastic.group.worker_env import (
+from aelastic.agent.group.events import Event, StopRequested, Worker, WorkerState
+from aelastic.agent.group.worker_env import (
     CREDENTIALS_VARIABLE,
     HEALTH_PORT_VARIABLE,
     SECRET_VARIABLE,
     SYSTEMD_VARIABLES,
     check_devices,
 )
-from aelastic.group.worker_group import WorkerGroup
-from aelastic.host.usage import shortage_of
+from aelastic.agent.group.worker_group import WorkerGroup
+from aelastic.agent.resources import AgentSettings, Asked
+from aelastic.agent.run import Run, first_of
+from aelastic.base.aio import Mailbox, keep_one
+from aelastic.base.host.usage import shortage_of
+from aelastic.errors import HostError, RequestError
 from aelastic.observe.observer import LogLines, Observer, Observers, events_of
 from aelastic.observe.run_events import RunEvent, StacksTaken
 from aelastic.rdzv.protocol import requests as r
 from aelastic.spec import WorkerSpec
+from aelastic.workers.backend import WorkerBackend
 from aelastic.workers.requirements import check_program, check_torch
 
 if TYPE_CHECKING:
-    from aelastic.health.foreign_server import ForeignServer
-    from aelastic.health.server import HealthServer
     from aelastic.health_check_server import HealthCheckServer, HealthCheckServerFactory
     from aelastic.observe.exposition import Exposition
+    from aelastic.observe.health.foreign_server import ForeignServer
+    from aelastic.observe.health.server import HealthServer
     from aelastic.observe.torch_events import TorchEvents
     from aelastic.rdzv.lent_handler import LentHandler
     from aelastic.result import RunResult
@@ -354,7 +354,7 @@ class Supervisor:
                     "linger has no effect, since %s is not set and there is nothing to scrape", HEALTH_PORT_VARIABLE
                 )
             return
-        from aelastic.health.server import open_health
+        from aelastic.observe.health.server import open_health
 
         self._health = await open_health(
             self._health_port, self._given_health, self.collect_stacks, self._expose, self.spec.linger_s
@@ -382,19 +382,19 @@ class Supervisor:
         """Starts to write metrics to a file, and to send run events to services that the environment names."""
         env = self._settings.env
         if self.spec.metrics_textfile is not None:
-            from aelastic.export.textfile import MetricsTextfile
+            from aelastic.observe.export.textfile import MetricsTextfile
 
             textfile = MetricsTextfile(self.spec.metrics_textfile, self._settings.run_id, self._expose())
             await textfile.open()
             self._observers.add(textfile)
         may_tell_steps = self.spec.progress is not None or self.spec.recovery == "in-place"
         if may_tell_steps and "KUBEFLOW_TRAINER_SERVER_URL" in env:
-            from aelastic.export.trainer import TrainerStatus, status_server
+            from aelastic.observe.export.trainer import TrainerStatus, status_server
 
             if (server := status_server(env)) is not None:
                 self._observers.add(TrainerStatus(server))
         if any(name.startswith("OTEL_EXPORTER_OTLP_") for name in env):
-            from aelastic.export.otel import traces_of
+            from aelastic.observe.export.otel import traces_of
 
             if (traces := traces_of(env)) is not None:
                 self._observers.add(traces)

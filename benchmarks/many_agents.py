@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import anyio
 
 from aelastic.cli.main import collect_rarely
-from aelastic.decisions import wording
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.agent_link import AgentLink
+from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.protocol.messages import (
     Assigned,
     Ended,

@@ -30,10 +30,10 @@ from kit.servers.etcd_servers import EtcdServers
 from kit.slots import slot
 from kit.warm.interpreters import Warm
 
-from aelastic.core.machine import check_invariants
+from aelastic.base.machine import check_invariants
 from aelastic.rdzv.stores.endpoint_cell import EndpointCell
 from aelastic.rdzv.stores.etcd_v3 import EtcdV3
-from aelastic.tcpstore import child
+from aelastic.workers.tcpstore import child
 
 # Started in the background, a shell has these ignored, and what is ignored is handed on to all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

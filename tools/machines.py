@@ -1,6 +1,6 @@
 """A core as its page shows it: phases, events, actions, fields, invariants, and the ways through each pair.
 
-A core derives from `aelastic.core.machine.Machine[Event, Action]`.
+A core derives from `aelastic.base.machine.Machine[Event, Action]`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ REMEDIES = ("aelastic.settings",)
 # In the rendezvous, what says why a round or a job ends, or a node or a connection is refused.
 VERDICTS = {"Lost", "Refused", "_succeeded", "_refuse", "_drop", "tell", "_lose_quorum"}
 # Makes the sentences about decisions.
-WORDING = "aelastic.decisions.wording"
+WORDING = "aelastic.rdzv.decisions.wording"
 LETTERS = re.compile(r"[A-Za-z]{2,}")
 GAP = re.compile(r"(%[-+.\d]*[a-z]|\x00)+")
 

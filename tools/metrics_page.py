@@ -10,7 +10,7 @@ from sources import ROOT
 
 sys.path.insert(0, str(ROOT))  # `make docs` needs no installed package
 
-from aelastic.health.server import request_counters
+from aelastic.observe.health.server import request_counters
 from aelastic.observe.metrics import RunMetrics
 from aelastic.observe.prometheus import Family, Histogram
 

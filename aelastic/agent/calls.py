@@ -6,10 +6,10 @@ import signal
 from typing import Any
 
 from aelastic.errors import InputError
-from aelastic.group.backend import WorkerBackend
 from aelastic.observe.observer import Observer
 from aelastic.settings import REAL, SECONDS, STR, Rule, all_of, in_words, is_int, is_sequence, optional, rule
 from aelastic.spec import WorkerSpec
+from aelastic.workers.backend import WorkerBackend
 
 # How much of a value a message shows: values may be large.
 VALUE_CHARS = 60

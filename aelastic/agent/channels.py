@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 
 import anyio
 
-from aelastic import aio
-from aelastic.aio import RareWarnings, described
-from aelastic.group.worker_env import CONTROL_SOCKET_VARIABLE
-from aelastic.host import sockets
+from aelastic.agent.group.worker_env import CONTROL_SOCKET_VARIABLE
+from aelastic.base import aio
+from aelastic.base.aio import RareWarnings, described
+from aelastic.base.host import sockets
 from aelastic.training.notice.page import (
     BYTES,
     CALLS,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from aelastic.failures.failure import ProcessFailure
-from aelastic.host.patterns import PatternSearch
+from aelastic.base.host.patterns import PatternSearch
+from aelastic.diagnose.failures.failure import ProcessFailure
 from aelastic.rdzv.restart_rules import Rule, error_patterns
 
 # How much of a headline is searched: it may contain a whole data set.

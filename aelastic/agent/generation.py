@@ -18,25 +18,25 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 
-from aelastic import aio
+from aelastic.agent.group import events as ev
+from aelastic.agent.group.in_place import WorkerStage
+from aelastic.agent.group.phases import Phase
+from aelastic.agent.group.worker_env import MEETING_VARIABLES, own_variables, worker_args, worker_env
 from aelastic.agent.resources import AgentSettings, GenerationContext, listen_for_workers
 from aelastic.agent.worker_links import WorkerLinks
-from aelastic.aio import run_sync
-from aelastic.decisions import wording
-from aelastic.decisions.cause import Cause, CauseKind
-from aelastic.decisions.decision import next_round
+from aelastic.base import aio
+from aelastic.base.aio import run_sync
+from aelastic.diagnose.failures.failure import ProcessFailure
 from aelastic.errors import HostError
-from aelastic.failures.failure import ProcessFailure
-from aelastic.group import events as ev
-from aelastic.group.backend import WorkerExit, WorkerStart
-from aelastic.group.in_place import WorkerStage
-from aelastic.group.phases import Phase
-from aelastic.group.worker_env import MEETING_VARIABLES, own_variables, worker_args, worker_env
 from aelastic.logs.run_logs import WorkerFiles
 from aelastic.observe.run_events import Announced
+from aelastic.rdzv.decisions import wording
+from aelastic.rdzv.decisions.cause import Cause, CauseKind
+from aelastic.rdzv.decisions.decision import next_round
 from aelastic.rdzv.protocol.messages import Assigned, Interrupted
 from aelastic.rdzv.protocol.ranks import assign_ranks
 from aelastic.training.notice.page import PAGE_VARIABLE
+from aelastic.workers.backend import WorkerExit, WorkerStart
 
 if TYPE_CHECKING:
     from aelastic.agent.grace_watch import GraceWatch
@@ -482,5 +482,5 @@ def prepare_for_failure() -> None:
     """Imports, while workers run, what only their end needs, so that neither it nor a restart waits for that."""
     from aelastic import result  # noqa: F401
     from aelastic.agent import grace_watch, stuck_workers  # noqa: F401
-    from aelastic.failures import exit_reason, root_cause  # noqa: F401
-    from aelastic.group import restart_grace  # noqa: F401
+    from aelastic.agent.group import restart_grace  # noqa: F401
+    from aelastic.diagnose.failures import exit_reason, root_cause  # noqa: F401

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from aelastic import aio
+from aelastic.agent.group.events import GraceOver
+from aelastic.agent.group.phases import Phase
 from aelastic.agent.resources import GenerationContext
-from aelastic.aio import run_sync
-from aelastic.group.events import GraceOver
-from aelastic.group.phases import Phase
-from aelastic.host.usage import bytes_in
+from aelastic.base import aio
+from aelastic.base.aio import run_sync
+from aelastic.base.host.usage import bytes_in
 
 if TYPE_CHECKING:
-    from aelastic.group.restart_grace import Sample
-    from aelastic.host.session_activity import SessionActivity
+    from aelastic.agent.group.restart_grace import Sample
+    from aelastic.base.host.session_activity import SessionActivity
 
 
 class GraceWatch:
@@ -48,9 +48,9 @@ class GraceWatch:
         return is_stop and group.generation == generation
 
     async def _watch(self, generation: int, stopped_at: float) -> None:
-        from aelastic.core.machine import DeadlinePassed
-        from aelastic.group import restart_grace as rg
-        from aelastic.host.session_activity import SessionActivity
+        from aelastic.agent.group import restart_grace as rg
+        from aelastic.base.host.session_activity import SessionActivity
+        from aelastic.base.machine import DeadlinePassed
 
         workers = {rank: self._group.workers[rank] for rank in sorted(self._group.exits.alive)}
         grace = rg.RestartGrace({r: each.global_rank for r, each in workers.items()}, stopped_at, self._fixed_s)
@@ -70,7 +70,7 @@ class GraceWatch:
 
     def _look(self, activity: SessionActivity, sessions: Mapping[int, int]) -> dict[int, Sample]:
         """Returns samples of the workers that have a process alive.  Runs in a thread."""
-        from aelastic.group.restart_grace import Sample
+        from aelastic.agent.group.restart_grace import Sample
 
         seen = activity.look(sessions.values())
         samples = {}

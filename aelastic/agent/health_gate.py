@@ -17,13 +17,13 @@ from pathlib import Path
 
 import anyio
 
-from aelastic import aio
-from aelastic.aio import in_thread, run_sync
-from aelastic.host import proc_table
-from aelastic.host.children import helpers
-from aelastic.host.files import text_of
-from aelastic.host.programs import ProgramError, output_of
-from aelastic.host.usage import descriptors
+from aelastic.base import aio
+from aelastic.base.aio import in_thread, run_sync
+from aelastic.base.host import proc_table
+from aelastic.base.host.children import helpers
+from aelastic.base.host.files import text_of
+from aelastic.base.host.programs import ProgramError, output_of
+from aelastic.base.host.usage import descriptors
 
 _log = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ from typing import assert_never
 
 import anyio
 
+from aelastic.agent.group.events import WatchName
+from aelastic.agent.group.phases import Phase
 from aelastic.agent.resources import GenerationContext
-from aelastic.failures.failure import SENTENCE_CHARS_MAX, ProcessFailure
-from aelastic.failures.places import Place
-from aelastic.group.events import WatchName
-from aelastic.group.phases import Phase
-from aelastic.hangs.watch import Found
+from aelastic.agent.watches.watch import Found
+from aelastic.diagnose.failures.failure import SENTENCE_CHARS_MAX, ProcessFailure
+from aelastic.diagnose.failures.places import Place
 from aelastic.observe.run_events import Compared
 from aelastic.rdzv.protocol import messages as m
 

@@ -7,13 +7,13 @@ import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
-from aelastic.failures.failure import ProcessFailure
-from aelastic.failures.places import Place
-from aelastic.group.worker_group import WorkerGroup
-from aelastic.host.files import text_of
-from aelastic.host.proc_table import stat_fields
-from aelastic.stacks.format import Frame, Thread
-from aelastic.stacks.places import place_of
+from aelastic.agent.group.worker_group import WorkerGroup
+from aelastic.base.host.files import text_of
+from aelastic.base.host.proc_table import stat_fields
+from aelastic.diagnose.failures.failure import ProcessFailure
+from aelastic.diagnose.failures.places import Place
+from aelastic.diagnose.stacks.format import Frame, Thread
+from aelastic.diagnose.stacks.places import place_of
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 # The system call `futex`: a thread that waits for another one, or for its turn.

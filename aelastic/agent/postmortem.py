@@ -14,17 +14,24 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from aelastic.aio import in_thread, run_sync
-from aelastic.core.record import Record
-from aelastic.failures.failure import NOT_AVAILABLE, Json, ProcessFailure, parse_record, printable, read_error_file
-from aelastic.group.backend import WorkerExit, WorkerStart
-from aelastic.group.events import Worker
-from aelastic.host.usage import OomWatch
+from aelastic.agent.group.events import Worker
+from aelastic.base.aio import in_thread, run_sync
+from aelastic.base.host.usage import OomWatch
+from aelastic.base.record import Record
+from aelastic.diagnose.failures.failure import (
+    NOT_AVAILABLE,
+    Json,
+    ProcessFailure,
+    parse_record,
+    printable,
+    read_error_file,
+)
 from aelastic.logs.run_logs import RunLogs
+from aelastic.workers.backend import WorkerExit, WorkerStart
 
 if TYPE_CHECKING:
     from aelastic.agent.error_rules import ErrorRules
-    from aelastic.hangs.watch import Found
+    from aelastic.agent.watches.watch import Found
 
 # A worker may fail, or hang, together with the file system of its logs: after this time, what is known is reported.
 _READ_TIMEOUT_S = 1.0
@@ -85,7 +92,7 @@ class Postmortem:
         oom = self._oom.explain(exitcode)
         left = await self._read(start, exitcode)
         if left is _UNREAD and not note:
-            from aelastic.failures.exit_reason import describe_exit
+            from aelastic.diagnose.failures.exit_reason import describe_exit
 
             place = (start.stderr or start.error_file).parent
             note = f"{describe_exit(exitcode)}; its output is not known: no answer from the disk that holds {place}"
@@ -111,7 +118,7 @@ class Postmortem:
         left = await self._read(start, exitcode)
 
         def explain() -> ProcessFailure | None:
-            from aelastic.failures.exit_reason import last_exception, may_be_uncaught
+            from aelastic.diagnose.failures.exit_reason import last_exception, may_be_uncaught
 
             failure = self._failure(start, worker, exitcode, left)
             if parse_record(left.error_file_data)[0]:
@@ -149,7 +156,7 @@ class Postmortem:
         """Reads the files that a worker has left."""
 
         def read() -> _Left:
-            from aelastic.failures.exit_reason import may_be_uncaught
+            from aelastic.diagnose.failures.exit_reason import may_be_uncaught
 
             data = read_error_file(str(start.error_file))
             is_kept = self._logs.scratch not in start.error_file.parents  # otherwise it is removed with the run

@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic import aio
 from aelastic.agent.channels import ControlSockets, Door, NoticePages
+from aelastic.agent.group.events import Event
+from aelastic.agent.group.worker_env import common_env, has_agent_store, own_variables
+from aelastic.agent.group.worker_group import WorkerGroup
 from aelastic.agent.postmortem import Postmortem
-from aelastic.agent.watches import Progress, StartWatch, Watches
-from aelastic.core.record import Record
+from aelastic.agent.watches.watches import Progress, StartWatch, Watches
+from aelastic.base import aio
+from aelastic.base.host.process_states import ProcessStates
+from aelastic.base.host.sockets import doors_folder, is_loopback
+from aelastic.base.record import Record
 from aelastic.errors import AelasticError, InputError
-from aelastic.group.backend import WorkerBackend, WorkerStart
-from aelastic.group.events import Event
-from aelastic.group.worker_env import common_env, has_agent_store, own_variables
-from aelastic.group.worker_group import WorkerGroup
-from aelastic.host.process_states import ProcessStates
-from aelastic.host.sockets import doors_folder, is_loopback
 from aelastic.logs.run_logs import RunLogs
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import EndpointChanged, RunEvent, WorkerReached
@@ -37,8 +36,9 @@ from aelastic.rdzv.ledger import NONE, Reached
 from aelastic.rdzv.protocol.messages import Node, Starts
 from aelastic.rdzv.registry import AgentContext, Link, names, open_link
 from aelastic.spec import WorkerSpec
-from aelastic.tcpstore.host import StoreHost
+from aelastic.workers.backend import WorkerBackend, WorkerStart
 from aelastic.workers.requirements import check_open_files
+from aelastic.workers.tcpstore.host import StoreHost
 
 # The back end's `start`; and a function that starts workers through it, changed or not.
 StartFunction: TypeAlias = Callable[[Sequence[WorkerStart]], Coroutine[Any, Any, Mapping[int, Any]]]
@@ -47,10 +47,10 @@ Starter: TypeAlias = Callable[[Sequence[WorkerStart], StartFunction], Awaitable[
 if TYPE_CHECKING:
     from aelastic.agent.error_rules import ErrorRules
     from aelastic.agent.health_gate import HealthGate
-    from aelastic.forkserver.fork_server import ForkServer
-    from aelastic.hangs.watch import Found
+    from aelastic.agent.watches.watch import Found
+    from aelastic.diagnose.stacks.collectives import FlightRecorder
     from aelastic.observe.exposition import AgentFacts
-    from aelastic.stacks.collectives import FlightRecorder
+    from aelastic.workers.forkserver.fork_server import ForkServer
 
 
 class Asked(Record):
@@ -124,7 +124,7 @@ class Resources:
             self.start_watch = StartWatch(group, partial(self._tell_start, tell), is_local=settings.is_local)
             self.recorder: FlightRecorder | None = None
             if spec.finds_hangs or spec.expect_output:  # triggers the flight recorders of ranks
-                from aelastic.stacks.collectives import FlightRecorder
+                from aelastic.diagnose.stacks.collectives import FlightRecorder
 
                 self.recorder = FlightRecorder()
             self.gate: HealthGate | None = None
@@ -170,9 +170,9 @@ class Resources:
         spec = settings.spec
         if not spec.preload:
             return None
-        from aelastic.forkserver.children import function_command
-        from aelastic.forkserver.command import parse
-        from aelastic.forkserver.fork_server import ForkServer
+        from aelastic.workers.forkserver.children import function_command
+        from aelastic.workers.forkserver.command import parse
+        from aelastic.workers.forkserver.fork_server import ForkServer
 
         if isinstance(spec.entrypoint, str):
             command = parse(spec.entrypoint, [os.fsdecode(arg) for arg in spec.args])

@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any, assert_never
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic import aio
 from aelastic.agent.generation import Generation, can_start_ahead
+from aelastic.agent.group import events as ev
+from aelastic.agent.group.events import WorkerState
+from aelastic.agent.group.phases import Phase
+from aelastic.agent.group.worker_group import WorkerGroup
 from aelastic.agent.resources import AgentSettings, Asked, GenerationContext, Resources, RunContext, node_offer
-from aelastic.aio import Mailbox
-from aelastic.decisions import wording
+from aelastic.base import aio
+from aelastic.base.aio import Mailbox
+from aelastic.base.host import proc_table
 from aelastic.errors import AelasticError, RendezvousTimeoutError
-from aelastic.group import events as ev
-from aelastic.group.events import WorkerState
-from aelastic.group.phases import Phase
-from aelastic.group.worker_group import WorkerGroup
-from aelastic.host import proc_table
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import EndpointChanged, RunEnded, RunEvent, StacksTaken, Waited
 from aelastic.observe.run_state import RunEventSource, introduction
+from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from aelastic.agent.health_gate import HealthGate
     from aelastic.agent.requests.enquiries import Enquiries
     from aelastic.agent.requests.notices import Notices
-    from aelastic.hangs.watch import Found
+    from aelastic.agent.watches.watch import Found
     from aelastic.result import RunResult
 
 # A second job with the same name joins the first one.

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from aelastic import aio
 from aelastic.agent.resources import GenerationContext
-from aelastic.aio import run_sync
+from aelastic.base import aio
+from aelastic.base.aio import run_sync
 from aelastic.observe.run_events import StacksTaken
 
 if TYPE_CHECKING:
-    from aelastic.stacks.collect import Stack
-    from aelastic.stacks.format import Thread
+    from aelastic.diagnose.stacks.collect import Stack
+    from aelastic.diagnose.stacks.format import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -147,10 +147,10 @@ class StackDumps:
         found: dict[int, Stack | str] = {}
         written: dict[int, Path] = {}
         try:
-            from aelastic.failures import report  # noqa: F401  for quotes, which must not fail
-            from aelastic.host.programs import REAP_TIMEOUT_S
-            from aelastic.stacks import format as _  # noqa: F401  as above
-            from aelastic.stacks.collect import TIMEOUT_S
+            from aelastic.base.host.programs import REAP_TIMEOUT_S
+            from aelastic.diagnose.failures import report  # noqa: F401  for quotes, which must not fail
+            from aelastic.diagnose.stacks import format as _  # noqa: F401  as above
+            from aelastic.diagnose.stacks.collect import TIMEOUT_S
 
             with anyio.move_on_after(TIMEOUT_S - REAP_TIMEOUT_S):
                 await self._dump(found)
@@ -191,7 +191,7 @@ class StackDumps:
             )
 
     async def _dump(self, found: dict[int, Stack | str], ranks_max: int | None = None) -> None:
-        from aelastic.stacks.collect import Tools, find_py_spy, take
+        from aelastic.diagnose.stacks.collect import Tools, find_py_spy, take
 
         targets: dict[int, int] = {}
         for rank in sorted(self._group.exits.alive)[:ranks_max]:
@@ -240,8 +240,8 @@ class _Seen:
         self.threads = found if isinstance(found, str) else found.threads
 
     def quote(self) -> str:
-        from aelastic.failures.report import ALL_THREADS, NO_STACK
-        from aelastic.stacks.format import quote
+        from aelastic.diagnose.failures.report import ALL_THREADS, NO_STACK
+        from aelastic.diagnose.stacks.format import quote
 
         if isinstance(self._found, str):
             return f"{NO_STACK}{self._found})"
@@ -250,7 +250,7 @@ class _Seen:
         return f"by {self._found.source}, most recent call first:\n{lines}{rest}"
 
     def brief(self) -> str:
-        from aelastic.stacks.format import place
+        from aelastic.diagnose.stacks.format import place
 
         if isinstance(self._found, str):
             return f"has no stack ({self._found})"

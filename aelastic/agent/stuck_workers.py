@@ -15,14 +15,14 @@ from functools import partial
 
 import anyio
 
+from aelastic.agent.group.events import FoundUnhealthy
+from aelastic.agent.group.phases import Phase
 from aelastic.agent.inquiry import Inquiries
 from aelastic.agent.resources import GenerationContext
 from aelastic.agent.stack_dumps import StackDumps
-from aelastic.failures.failure import ProcessFailure
-from aelastic.failures.places import Place
-from aelastic.group.events import FoundUnhealthy
-from aelastic.group.phases import Phase
-from aelastic.hangs.watch import Found
+from aelastic.agent.watches.watch import Found
+from aelastic.diagnose.failures.failure import ProcessFailure
+from aelastic.diagnose.failures.places import Place
 from aelastic.observe.run_events import Noticed, StacksTaken
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class StuckWorkers:
     async def _see(self, why: str, failed: Mapping[int, ProcessFailure]) -> Sequence[Place]:
         """Returns where the workers are; writes their stacks, and logs what is known of their collectives."""
         from aelastic.agent.places import places_of
-        from aelastic.stacks.collectives import ras_line
+        from aelastic.diagnose.stacks.collectives import ras_line
 
         recorder = self._held.recorder
         async with anyio.create_task_group() as tasks:

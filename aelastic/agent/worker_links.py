@@ -18,11 +18,11 @@ from functools import partial
 
 import anyio
 
-from aelastic import aio
 from aelastic.agent.channels import ControlSockets
+from aelastic.agent.group import events as ev
 from aelastic.agent.kept_connections import KeptConnections
-from aelastic.failures.failure import SENTENCE_CHARS_MAX
-from aelastic.group import events as ev
+from aelastic.base import aio
+from aelastic.diagnose.failures.failure import SENTENCE_CHARS_MAX
 from aelastic.training import messages
 
 _log = logging.getLogger(__name__)

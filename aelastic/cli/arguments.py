@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from aelastic.base.record import Record
 from aelastic.cli.converters import OnSignal
 from aelastic.cli.options import GROUPS, OPTIONS
 from aelastic.cli.parser import COMMANDS, Groups, Settings, read_options
@@ -27,9 +28,8 @@ from aelastic.cli.spec_fields import (
     rendezvous_fields,
     ui_of,
 )
-from aelastic.core.record import Record
+from aelastic.diagnose.failures.failure import printable
 from aelastic.errors import InputError
-from aelastic.failures.failure import printable
 from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)

@@ -8,12 +8,12 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 
 from aelastic.cli.help import command_help, short_help
+from aelastic.cli.manual.parsing import parser_of
+from aelastic.cli.manual.topics import entry
 from aelastic.cli.parser import ALIASES, COMMANDS, Groups, version_text, versions
 from aelastic.cli.spec_fields import did_you_mean
 from aelastic.errors import InputError
-from aelastic.manual.parsing import parser_of
-from aelastic.manual.topics import entry
-from aelastic.ui.commands import say, say_help
+from aelastic.observe.ui.commands import say, say_help
 
 
 def run_command(
@@ -57,7 +57,7 @@ def _run(
             say(json.dumps({"code": "ok", **versions()}, indent=2) if is_json else version_text())
             return 0
         case "doctor":
-            from aelastic.cli.doctor import examine
+            from aelastic.cli.doctor.command import examine
 
             return examine(rest, environ, groups)
         case "rehearse" | "policy" | "timeline" | "spent":
@@ -83,11 +83,11 @@ def _run_beside(command: str, argv: Sequence[str], environ: Mapping[str, str]) -
 
             return run_policy(argv)
         case "timeline":
-            from aelastic.timeline.command import run_timeline
+            from aelastic.tools.timeline.command import run_timeline
 
             return run_timeline(argv)
         case _:
-            from aelastic.spent.command import run_spent
+            from aelastic.tools.spent.command import run_spent
 
             return run_spent(argv)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from aelastic.cli.manual import table
+from aelastic.cli.manual.text import entry, example_lines, exit_code_lines, help_of, option_lines, sentence, wrap
 from aelastic.cli.options import GROUPS, OPTIONS, Option
-from aelastic.manual import table
-from aelastic.manual.text import entry, example_lines, exit_code_lines, help_of, option_lines, sentence, wrap
 
 # The options used most, with a phrase that fits a line.
 MOST_USED = {

@@ -19,7 +19,10 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from aelastic.base.host.usage import shortage_of
+from aelastic.base.machine import CHECK_VARIABLE, check_invariants
 from aelastic.cli.arguments import Invocation, parse
+from aelastic.cli.manual.topics import with_topic
 from aelastic.cli.options import GROUPS
 from aelastic.cli.parser import ALIASES, COMMANDS, Groups
 from aelastic.cli.process import (
@@ -29,7 +32,7 @@ from aelastic.cli.process import (
     handlers_of,
     terminal_handlers,
 )
-from aelastic.core.machine import CHECK_VARIABLE, check_invariants
+from aelastic.diagnose.failures.failure import ERROR_FILE_VARIABLE
 from aelastic.errors import (
     EXIT_FAILURE,
     EXIT_INPUT,
@@ -44,16 +47,13 @@ from aelastic.errors import (
     exit_code_of,
     get_error_handler,
 )
-from aelastic.failures.failure import ERROR_FILE_VARIABLE
-from aelastic.host.usage import shortage_of
-from aelastic.manual.topics import with_topic
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
     from aelastic.observe.observer import Observer
+    from aelastic.observe.ui.status_line import StatusLine
     from aelastic.result import RunResult
-    from aelastic.ui.status_line import StatusLine
 
 _stderr = StderrWriter()
 _say = _stderr.put
@@ -152,7 +152,7 @@ def _run_command(
             return Outcome(run_command(argv, environ, groups, _say))
         invocation = parse(argv, environ, groups)
         if owns_process:
-            from aelastic.host.children import adopt_orphans
+            from aelastic.base.host.children import adopt_orphans
 
             adopt_orphans()
     except InputError as error:
@@ -237,7 +237,7 @@ def _status_line(invocation: Invocation) -> Iterator[StatusLine | None]:
         with _streams_in_turns():
             yield None
         return
-    from aelastic.ui.status_line import status_line
+    from aelastic.observe.ui.status_line import status_line
 
     with status_line(_stderr.put, "view" if invocation.ui == "view" else "line") as live:
         yield live
@@ -276,7 +276,7 @@ def _observers(invocation: Invocation, live: StatusLine | None) -> list[Observer
     """Returns the status line, and the observers that the environment of this process enables."""
     observers: list[Observer] = [] if live is None else [live]
     if os.environ.get("NOTIFY_SOCKET"):
-        from aelastic.export.systemd import SdNotify
+        from aelastic.observe.export.systemd import SdNotify
 
         observers.append(SdNotify(os.environ, invocation.spec.shutdown_timeout_s))
     return observers
@@ -285,7 +285,7 @@ def _observers(invocation: Invocation, live: StatusLine | None) -> list[Observer
 @contextmanager
 def _reaping_orphans(loop: AbstractEventLoop) -> Iterator[None]:
     """Reaps orphans where this process adopts them, or inherits them as PID 1, the first process of a container."""
-    from aelastic.host.children import is_adopting, reap_orphans
+    from aelastic.base.host.children import is_adopting, reap_orphans
 
     if not is_adopting():
         yield
@@ -303,7 +303,7 @@ def _run_on_loop(job: Coroutine[Any, Any, RunResult], name: str) -> RunResult:
     """Runs on a loop of our own, and leaves the policy and the thread's current loop alone."""
     import asyncio
 
-    from aelastic.aio import loop_factory
+    from aelastic.base.aio import loop_factory
 
     with asyncio.Runner(loop_factory=loop_factory(name)) as runner:
         return runner.run(job)
@@ -340,7 +340,7 @@ def _told(result: RunResult) -> str:
     """Lines about workers that failed while stopping, and the stacks of those that had to be killed."""
     if not result.raised and not result.stacks:
         return ""
-    from aelastic.failures.report import killed, raised_meanwhile
+    from aelastic.diagnose.failures.report import killed, raised_meanwhile
 
     return "".join(f"\naelastic: {line}" for line in [*raised_meanwhile(result.raised), *killed(result.stacks)])
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aelastic.cli.converters import read_flag
+from aelastic.cli.manual.table import COMMANDS
 from aelastic.cli.options import Option
-from aelastic.manual.table import COMMANDS
 
 
 def own_options(name: str) -> tuple[Option, ...]:

@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import aelastic
+from aelastic.base.record import Record
 from aelastic.cli.options import GROUPS, Option
-from aelastic.core.record import Record
 from aelastic.errors import InputError
 
 _log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class _Parser(argparse.ArgumentParser):
         return command_help(self.command) if self.command else short_help(self.groups)
 
     def print_help(self, _: Any = None) -> None:
-        from aelastic.ui.commands import say_help
+        from aelastic.observe.ui.commands import say_help
 
         say_help(self.format_help())
 
@@ -157,7 +157,7 @@ class _Parser(argparse.ArgumentParser):
 class _ShowAll(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from aelastic.cli.help import full_help
-        from aelastic.ui.commands import say_help
+        from aelastic.observe.ui.commands import say_help
 
         assert isinstance(parser, _Parser)
         say_help(full_help(parser.groups))
@@ -166,7 +166,7 @@ class _ShowAll(argparse.Action):
 
 class _ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from aelastic.ui.commands import say  # nothing else pays for it
+        from aelastic.observe.ui.commands import say  # nothing else pays for it
 
         say(version_text())
         parser.exit()

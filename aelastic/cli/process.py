@@ -19,15 +19,15 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
-from aelastic.manual.topics import HelpfulFormatter
+from aelastic.cli.manual.topics import HelpfulFormatter
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
     from aelastic.cli.arguments import Invocation
     from aelastic.cli.converters import OnSignal
+    from aelastic.observe.ui.status_line import StatusLine
     from aelastic.supervisor import Supervisor
-    from aelastic.ui.status_line import StatusLine
 
 Handlers: TypeAlias = Mapping[int, Callable[[], None]]
 

@@ -10,8 +10,8 @@ from aelastic.cli.options import GROUPS, OPTIONS, Option
 from aelastic.cli.own_options import own_options
 from aelastic.cli.parser import Settings, read_options, unknown_option
 from aelastic.errors import InputError
-from aelastic.rehearse.command import Wanted, run_rehearsal
-from aelastic.rehearse.play import Script
+from aelastic.tools.rehearse.command import Wanted, run_rehearsal
+from aelastic.tools.rehearse.play import Script
 
 OWN = own_options("rehearse")
 ALL_GROUPS = {"rehearse": OWN, **GROUPS}

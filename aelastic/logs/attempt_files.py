@@ -16,9 +16,9 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
+from aelastic.diagnose.failures.failure import ERROR_FILE_VARIABLE
 from aelastic.errors import InputError
-from aelastic.failures.failure import ERROR_FILE_VARIABLE
 from aelastic.logs.follower import Follower
 from aelastic.logs.lines import PID, FilteredLines, PrefixedLines, Splitter
 from aelastic.logs.pump import DescriptorSink, NullSink, Sink

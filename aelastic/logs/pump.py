@@ -23,7 +23,7 @@ from typing import Any
 
 import anyio
 
-from aelastic.aio import LOST, run_sync
+from aelastic.base.aio import LOST, run_sync
 from aelastic.logs.follower import Follower
 from aelastic.logs.lines import Splitter
 from aelastic.logs.terminal import TerminalStream

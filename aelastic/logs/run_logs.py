@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from aelastic.aio import Growth, in_thread, run_sync
+from aelastic.base.aio import Growth, in_thread, run_sync
+from aelastic.diagnose.failures.failure import ERROR_FILE_VARIABLE
 from aelastic.errors import HostError, InputError
-from aelastic.failures.failure import ERROR_FILE_VARIABLE
 from aelastic.logs.attempt_files import (
     DROPPED,
     AttemptFiles,

@@ -30,15 +30,15 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
 
-from aelastic import aio
-from aelastic.aio import run_sync
-from aelastic.core.record import Record
-from aelastic.decisions import wording
-from aelastic.decisions.as_json import to_json
-from aelastic.decisions.decision import Decision
-from aelastic.failures.failure import ProcessFailure
+from aelastic.base import aio
+from aelastic.base.aio import run_sync
+from aelastic.base.record import Record
+from aelastic.diagnose.failures.failure import ProcessFailure
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
+from aelastic.rdzv.decisions import wording
+from aelastic.rdzv.decisions.as_json import to_json
+from aelastic.rdzv.decisions.decision import Decision
 
 _log = logging.getLogger(__name__)
 

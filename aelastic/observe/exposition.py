@@ -12,11 +12,11 @@ import anyio
 import anyio.lowlevel
 
 import aelastic
-from aelastic import aio
-from aelastic.core.record import Record
-from aelastic.host.kernel_states import KernelState
-from aelastic.host.process_states import ProcessStates
-from aelastic.host.usage import usage_of, usage_of_leaders
+from aelastic.base import aio
+from aelastic.base.host.kernel_states import KernelState
+from aelastic.base.host.process_states import ProcessStates
+from aelastic.base.host.usage import usage_of, usage_of_leaders
+from aelastic.base.record import Record
 from aelastic.observe.metrics import RunMetrics
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import RunEvent

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, get_args
 
-from aelastic.failures.failure import ProcessFailure
-from aelastic.group.events import WatchName, WorkerState
-from aelastic.group.phases import Phase
-from aelastic.host.kernel_states import KERNEL_STATES
+from aelastic.agent.group.events import WatchName, WorkerState
+from aelastic.agent.group.phases import Phase
+from aelastic.base.host.kernel_states import KERNEL_STATES
+from aelastic.diagnose.failures.failure import ProcessFailure
 from aelastic.observe import run_events as ev
 from aelastic.observe.prometheus import Registry
 from aelastic.observe.run_state import RunState

@@ -13,14 +13,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import anyio
 
-from aelastic.aio import Mailbox
-from aelastic.decisions import wording
-from aelastic.decisions.decision import DecisionKind
-from aelastic.group.events import signal_words
-from aelastic.group.phases import Phase
+from aelastic.agent.group.events import signal_words
+from aelastic.agent.group.phases import Phase
+from aelastic.base.aio import Mailbox
 from aelastic.observe import run_events as ev
 from aelastic.observe.run_events import RunEnded, RunEvent
 from aelastic.observe.run_state import RunState
+from aelastic.rdzv.decisions import wording
+from aelastic.rdzv.decisions.decision import DecisionKind
 from aelastic.rdzv.protocol.messages import Outcome
 
 _log = logging.getLogger(__name__)

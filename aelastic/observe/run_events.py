@@ -15,12 +15,12 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
-from aelastic.core.record import Record
-from aelastic.decisions import wording
-from aelastic.decisions.decision import Decision
-from aelastic.failures.failure import ProcessFailure
-from aelastic.group.events import WatchName, Worker, WorkerState
-from aelastic.group.phases import Phase
+from aelastic.agent.group.events import WatchName, Worker, WorkerState
+from aelastic.agent.group.phases import Phase
+from aelastic.base.record import Record
+from aelastic.diagnose.failures.failure import ProcessFailure
+from aelastic.rdzv.decisions import wording
+from aelastic.rdzv.decisions.decision import Decision
 from aelastic.rdzv.protocol.messages import Outcome
 
 # What a run spends its time on.

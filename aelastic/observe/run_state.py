@@ -19,13 +19,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from aelastic.core.record import Record
-from aelastic.decisions import wording
-from aelastic.decisions.cause import CauseKind
-from aelastic.decisions.decision import Decision
-from aelastic.failures.failure import ProcessFailure
-from aelastic.failures.places import ranks_in_words
-from aelastic.group.events import (
+from aelastic.agent.group.events import (
     DeadlinePassed,
     Event,
     Exited,
@@ -39,14 +33,20 @@ from aelastic.group.events import (
     WorkerState,
     signal_words,
 )
-from aelastic.group.in_place import UNSHARED_ROUNDS_MAX, WorkerStage
-from aelastic.group.phases import Phase
+from aelastic.agent.group.in_place import UNSHARED_ROUNDS_MAX, WorkerStage
+from aelastic.agent.group.phases import Phase
+from aelastic.base.record import Record
+from aelastic.diagnose.failures.failure import ProcessFailure
+from aelastic.diagnose.failures.places import ranks_in_words
 from aelastic.observe import run_events as ev
 from aelastic.observe.time_spent import TimeSpent
+from aelastic.rdzv.decisions import wording
+from aelastic.rdzv.decisions.cause import CauseKind
+from aelastic.rdzv.decisions.decision import Decision
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, StartAhead
 
 if TYPE_CHECKING:
-    from aelastic.group.worker_group import WorkerGroup
+    from aelastic.agent.group.worker_group import WorkerGroup
     from aelastic.spec import WorkerSpec
 
 # Reasons why a round does not continue in place.

@@ -10,14 +10,14 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from aelastic.core.record import Record
-from aelastic.decisions import wording
-from aelastic.decisions.as_json import to_json
-from aelastic.failures.failure import ProcessFailure
-from aelastic.group.phases import Phase
-from aelastic.host.kernel_states import told as told_of
+from aelastic.agent.group.phases import Phase
+from aelastic.base.host.kernel_states import told as told_of
+from aelastic.base.record import Record
+from aelastic.diagnose.failures.failure import ProcessFailure
 from aelastic.observe.run_events import NAME_OF, Progressed, Recovered
 from aelastic.observe.run_state import GenerationEnd, RunState, WorkerNow
+from aelastic.rdzv.decisions import wording
+from aelastic.rdzv.decisions.as_json import to_json
 from aelastic.rdzv.restart_policy import innocence
 
 SCHEMA = 1
@@ -167,7 +167,7 @@ def _symptom(failure: ProcessFailure | None) -> str:
     """Returns how a worker failed, without the cause."""
     if failure is None:
         return ""
-    from aelastic.failures.exit_reason import how_it_ended
+    from aelastic.diagnose.failures.exit_reason import how_it_ended
 
     how = f"was stopped ({failure.found_by})" if failure.found_by else how_it_ended(failure.exitcode)
     return f"rank {failure.rank} on {failure.host} {how}"

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from aelastic.core.record import Record
-from aelastic.group.phases import Phase
+from aelastic.agent.group.phases import Phase
+from aelastic.base.record import Record
 from aelastic.observe.run_events import PhaseName
 from aelastic.observe.run_state import RunState, WorkerNow
 

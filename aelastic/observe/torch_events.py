@@ -28,10 +28,10 @@ from typing import Any
 
 import anyio
 
-from aelastic import aio
-from aelastic.aio import run_sync
+from aelastic.agent.group.events import WorkerState
+from aelastic.base import aio
+from aelastic.base.aio import run_sync
 from aelastic.errors import InputError
-from aelastic.group.events import WorkerState
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
 from aelastic.observe.torch_events_core import Json, Metric, Status, Told, TorchTranslator, metadata_of

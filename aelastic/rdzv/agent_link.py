@@ -13,8 +13,9 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from aelastic import aio
-from aelastic.aio import Mailbox
+from aelastic.base import aio
+from aelastic.base.aio import Mailbox
+from aelastic.base.host.sockets import LOOPBACKS, HeldPort
 from aelastic.errors import (
     InputError,
     RendezvousConnectionError,
@@ -22,7 +23,6 @@ from aelastic.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from aelastic.host.sockets import LOOPBACKS, HeldPort
 from aelastic.rdzv.campaigns import Campaigns
 from aelastic.rdzv.leader.connections import Connections
 from aelastic.rdzv.leader.coordinator import Coordinator

@@ -13,9 +13,9 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic import aio
-from aelastic.aio import described
-from aelastic.host.sockets import HeldPort, is_address
+from aelastic.base import aio
+from aelastic.base.aio import described
+from aelastic.base.host.sockets import HeldPort, is_address
 from aelastic.rdzv.leader.job_state import Participant
 from aelastic.rdzv.protocol.codec import CAMPAIGN, WireError, encode
 from aelastic.rdzv.protocol.handshake import ProofError

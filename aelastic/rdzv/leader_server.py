@@ -14,9 +14,9 @@ from typing import Any, assert_never
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic import aio
+from aelastic.base import aio
+from aelastic.base.host.sockets import HeldPort
 from aelastic.errors import InputError, RendezvousError
-from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.campaigns import Campaigns
 from aelastic.rdzv.leader import leader_events as ev
 from aelastic.rdzv.leader.absent import awaited_s

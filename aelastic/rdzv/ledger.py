@@ -6,7 +6,7 @@ that takes over gets it from them.
 
 from __future__ import annotations
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 
 # If no steps are reported, workers that lived this long have made progress.
 LONG_LIFE_S = 60.0

@@ -13,9 +13,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from aelastic import aio
-from aelastic.aio import Mailbox
-from aelastic.core.record import Record
+from aelastic.base import aio
+from aelastic.base.aio import Mailbox
+from aelastic.base.record import Record
 from aelastic.errors import InputError
 from aelastic.rdzv.protocol.messages import LeaderMessage, NodeMessage
 from aelastic.rdzv.restart_policy import RestartPolicy

@@ -9,10 +9,10 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from aelastic.core.record import Record
-from aelastic.decisions.cause import Cause, CauseKind, Innocence
-from aelastic.decisions.decision import Decision, DecisionKind, next_round
-from aelastic.failures.failure import ProcessFailure
+from aelastic.base.record import Record
+from aelastic.diagnose.failures.failure import ProcessFailure
+from aelastic.rdzv.decisions.cause import Cause, CauseKind, Innocence
+from aelastic.rdzv.decisions.decision import Decision, DecisionKind, next_round
 from aelastic.rdzv.ledger import BROKEN_S, Ledger, Reached
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class RestartPolicy(Record):
 
     def after(self, end: End, decision: Decision) -> Ledger:
         """Returns the ledger with this end, once workers will restart."""
-        from aelastic.failures.root_cause import root_of
+        from aelastic.diagnose.failures.root_cause import root_of
 
         failure = end.failure
         if failure is None:
@@ -177,7 +177,7 @@ class RestartPolicy(Record):
     def _is_proved(failure: ProcessFailure, end: End, *, takes_any: bool) -> bool:
         if not end.ledger.root or end.has_advanced is not False:
             return False
-        from aelastic.failures.root_cause import is_certain, root_of
+        from aelastic.diagnose.failures.root_cause import is_certain, root_of
 
         return root_of(failure) == end.ledger.root and (takes_any or is_certain(failure))
 
@@ -234,7 +234,7 @@ class RestartPolicy(Record):
 
 def _error_of(failure: ProcessFailure) -> str:
     """Returns the error, with the line that raises it each time."""
-    from aelastic.failures.root_cause import place_of
+    from aelastic.diagnose.failures.root_cause import place_of
 
     what, place = failure.message.strip().partition("\n")[0], place_of(failure)
     return f"{what} at {place}" if place else what

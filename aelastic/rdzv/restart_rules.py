@@ -12,7 +12,7 @@ import re
 import signal
 from collections.abc import Sequence
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 
 RULES_MAX = 20
 CHARS_MAX = 8192  # agents compare their texts

@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 from aelastic.errors import InputError
 
 # torch's `join_timeout`, `last_call_timeout`.
@@ -313,7 +313,7 @@ class RendezvousSettings(Record):
 
         Never true for several nodes with `localhost` as their endpoint: other nodes may know that host by another name.
         """
-        from aelastic.host.sockets import is_loopback  # imports sockets, which reading options does not need
+        from aelastic.base.host.sockets import is_loopback  # imports sockets, which reading options does not need
 
         if self.local_addr:
             return is_loopback(self.local_addr)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from aelastic.decisions.cause import PENDING, Cause, CauseKind
-from aelastic.decisions.decision import Decision, DecisionKind, next_round
-from aelastic.failures.places import Place
+from aelastic.diagnose.failures.places import Place
+from aelastic.rdzv.decisions.cause import PENDING, Cause, CauseKind
+from aelastic.rdzv.decisions.decision import Decision, DecisionKind, next_round
 from aelastic.rdzv.ledger import Ledger, most_of
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r

@@ -28,12 +28,12 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic import aio
-from aelastic.aio import Mailbox
-from aelastic.decisions.cause import Cause, CauseKind
-from aelastic.decisions.decision import Decision, DecisionKind, next_round
+from aelastic.base import aio
+from aelastic.base.aio import Mailbox
+from aelastic.diagnose.failures.places import compare
 from aelastic.errors import AelasticError, InputError, RendezvousError, RendezvousTimeoutError
-from aelastic.failures.places import compare
+from aelastic.rdzv.decisions.cause import Cause, CauseKind
+from aelastic.rdzv.decisions.decision import Decision, DecisionKind, next_round
 from aelastic.rdzv.ledger import Ledger, most_of
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r

@@ -17,9 +17,9 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from aelastic.aio import in_thread
+from aelastic.base.aio import in_thread
+from aelastic.base.host.files import text_of
 from aelastic.errors import HostError, InputError
-from aelastic.host.files import text_of
 
 # Read by torch.compile, Triton, the CUDA driver and torch.utils.cpp_extension, in this order.
 FOLDERS = {

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from aelastic import working_folder
+from aelastic.base.host.files import opened_to_append
 from aelastic.errors import InputError
-from aelastic.group.backend import WorkerStart
-from aelastic.host.files import opened_to_append
+from aelastic.workers.backend import WorkerStart
 
 
 class Child(Protocol):

@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from aelastic.diagnose.failures.error_handler import without_frames_of
+from aelastic.diagnose.failures.failure import FINAL_KEY, Json
 from aelastic.errors import ErrorHandler, record
-from aelastic.failures.error_handler import without_frames_of
-from aelastic.failures.failure import FINAL_KEY, Json
-from aelastic.group.backend import WorkerStart
+from aelastic.workers.backend import WorkerStart
 
 
 class Sent:
@@ -170,7 +170,7 @@ async def read_return_value(path: Path) -> Any:
 
     import aiofiles
 
-    from aelastic.aio import run_sync
+    from aelastic.base.aio import run_sync
 
     # Not the loop's own executor: closing the loop would wait for a thread that hangs.
     executor = ThreadPoolExecutor(1, "return value")

@@ -21,8 +21,8 @@ import select
 import sys
 
 if __name__ != "__main__":  # the program has these in its own text above
-    from aelastic.host.proc_table import Process, carries, kill, kill_group, processes, with_descendants
-    from aelastic.host.signals import ignore_signals
+    from aelastic.base.host.proc_table import Process, carries, kill, kill_group, processes, with_descendants
+    from aelastic.base.host.signals import ignore_signals
 
 # Processes fork while they are being killed, so we look again until nothing is found.  If this many looks
 # still find something, a process survives SIGKILL (uninterruptible sleep).

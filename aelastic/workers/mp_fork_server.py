@@ -7,7 +7,7 @@ Processes forked from it, workers of this agent or others of the surrounding pro
 import os
 import signal
 
-from aelastic.host.signals import ignore_signals
+from aelastic.base.host.signals import ignore_signals
 
 # The fork server ignores SIGINT by itself, and restores the previous handler in its forks.
 _usual = {signum: signal.getsignal(signum) for signum in signal.valid_signals()}

@@ -17,8 +17,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from aelastic.errors import InputError
-from aelastic.forkserver.command import parse
 from aelastic.spec import WorkerSpec
+from aelastic.workers.forkserver.command import parse
 
 # Files of the agent itself, as counted: streams, loop, signals, clean-up process, store, inotify, health, rendezvous
 # (26), plus those that a start, an end or a look at the process table opens for a moment.

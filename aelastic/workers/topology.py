@@ -16,10 +16,10 @@ from pathlib import Path
 
 import anyio
 
-from aelastic.aio import run_sync
+from aelastic.base.aio import run_sync
+from aelastic.base.host.files import text_of
+from aelastic.base.host.programs import ProgramError, output_of
 from aelastic.errors import InputError
-from aelastic.host.files import text_of
-from aelastic.host.programs import ProgramError, output_of
 from aelastic.spec import WorkerSpec
 from aelastic.workers.numa import Topology, cpus_of_worker, ranges
 

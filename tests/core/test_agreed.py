@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aelastic.decisions.cause import Cause, CauseKind
-from aelastic.decisions.decision import Decision, DecisionKind
+from aelastic.rdzv.decisions.cause import Cause, CauseKind
+from aelastic.rdzv.decisions.decision import Decision, DecisionKind
 from aelastic.rdzv.leader.job_state import JobState, payload_of, round_of
 from aelastic.rdzv.log.entries import Entry, first_entry, next_entry
 from aelastic.rdzv.log.node import Node

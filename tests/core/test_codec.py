@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from kit import decided
 from kit.effort import examples
 
-from aelastic.core.record import Record
-from aelastic.decisions.cause import Cause, CauseKind
-from aelastic.decisions.decision import next_round
+from aelastic.base.record import Record
+from aelastic.diagnose.failures.failure import SHARED_FIELDS
+from aelastic.diagnose.failures.places import Place
 from aelastic.errors import ProcessFailure
-from aelastic.failures.failure import SHARED_FIELDS
-from aelastic.failures.places import Place
+from aelastic.rdzv.decisions.cause import Cause, CauseKind
+from aelastic.rdzv.decisions.decision import next_round
 from aelastic.rdzv.leader.job_state import JobState
 from aelastic.rdzv.log import node as log
 from aelastic.rdzv.log.cell import Cell

@@ -25,7 +25,7 @@ from kit.stories.leader_terms import (
     voting,
 )
 
-from aelastic.core.machine import check_invariants
+from aelastic.base.machine import check_invariants
 from aelastic.rdzv.leader import leader_events as ev
 from aelastic.rdzv.leader.absent import RETURN_S
 from aelastic.rdzv.leader.first_cause import GRACE_S

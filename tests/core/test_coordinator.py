@@ -9,7 +9,7 @@ from kit import decided
 from kit.reports import Job
 from kit.stories.coordinator import failure, node
 
-from aelastic.decisions.cause import CauseKind, SaveOutcome
+from aelastic.rdzv.decisions.cause import CauseKind, SaveOutcome
 from aelastic.rdzv.leader.coordinator import Coordinator
 from aelastic.rdzv.leader.coordinator_events import CutOff, DeadlinePassed, Lost, Phase, Reported
 from aelastic.rdzv.leader.job_state import payload_of, state_in, voters_in

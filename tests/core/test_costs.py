@@ -18,19 +18,19 @@ from kit.effort import AGENTS
 from kit.visits import Act, Name, Visits, median, visits
 
 import aelastic
-from aelastic.core.machine import Machine, check_invariants
-from aelastic.forkserver.preload import Preload
-from aelastic.group import events as group_events
-from aelastic.group import restart_grace
-from aelastic.group.restart_grace import RestartGrace
-from aelastic.group.worker_group import WorkerGroup
-from aelastic.hangs import hang_rules, timer_rules
+from aelastic.agent.group import events as group_events
+from aelastic.agent.group import restart_grace
+from aelastic.agent.group.restart_grace import RestartGrace
+from aelastic.agent.group.worker_group import WorkerGroup
+from aelastic.base.machine import Machine, check_invariants
+from aelastic.diagnose.hangs import hang_rules, timer_rules
 from aelastic.rdzv.leader import coordinator_events, leader_events
 from aelastic.rdzv.leader.coordinator import Coordinator
 from aelastic.rdzv.leader.leader import Leader
 from aelastic.rdzv.member import member_events
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.stores.register import Register
+from aelastic.workers.forkserver.preload import Preload
 
 SMALL, LARGE = AGENTS
 # Tables are of powers of two, and a number of more digits is read in more steps.

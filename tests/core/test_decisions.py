@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from kit import decided
 
-from aelastic.decisions import wording
-from aelastic.decisions.as_json import from_json, to_json
-from aelastic.decisions.cause import NAMES_MAX, Cause, CauseKind, Innocence, SaveOutcome
-from aelastic.decisions.decision import Decision, DecisionKind, next_round
+from aelastic.rdzv.decisions import wording
+from aelastic.rdzv.decisions.as_json import from_json, to_json
+from aelastic.rdzv.decisions.cause import NAMES_MAX, Cause, CauseKind, Innocence, SaveOutcome
+from aelastic.rdzv.decisions.decision import Decision, DecisionKind, next_round
 
 FULL = Cause(
     CauseKind.DRAIN, ("n1", "n2"), (3,), 4, 2, 60.0, SaveOutcome.LATE, 1, 2, is_loss=True, detail="spot"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aelastic import InputError, WorkerSpec
-from aelastic.group.worker_env import _local_rank_env, check_devices
+from aelastic.agent.group.worker_env import _local_rank_env, check_devices
 
 CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 

@@ -6,7 +6,7 @@ import pytest
 from kit import decided
 from kit.stories.drains import Told
 
-from aelastic.decisions.decision import DecisionKind
+from aelastic.rdzv.decisions.decision import DecisionKind
 from aelastic.rdzv.leader import drain as d
 from aelastic.rdzv.leader.drain import Crew
 from aelastic.rdzv.leader.roster import RoundRules

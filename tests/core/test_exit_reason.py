@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aelastic.failures.exit_reason import (
+from aelastic.diagnose.failures.exit_reason import (
     HEADLINE_CHARS,
     TAIL_CHARS,
     Cause,
@@ -17,7 +17,7 @@ from aelastic.failures.exit_reason import (
     last_line,
     may_be_uncaught,
 )
-from aelastic.failures.failure import ProcessFailure, printable
+from aelastic.diagnose.failures.failure import ProcessFailure, printable
 
 PLAIN = """Traceback (most recent call last):
   File "train.py", line 9, in <module>

@@ -8,8 +8,8 @@ import pytest
 from kit.arguments import complaint, invoke
 
 from aelastic import ExpectedOutput, WorkerSpec
-from aelastic.group.worker_env import STUCK_VARIABLE
-from aelastic.hangs.activity import rules_of
+from aelastic.agent.group.worker_env import STUCK_VARIABLE
+from aelastic.agent.watches.activity import rules_of
 from aelastic.settings import HANG_SIGNALS
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aelastic.hangs import hang_rules as h
+from aelastic.diagnose.hangs import hang_rules as h
 from aelastic.logs.expected_output import LINE_BYTES_MAX, ExpectedOutputMatcher, OutputSearch
 from aelastic.settings import HANG_SIGNALS, ExpectedOutput
 

@@ -15,15 +15,15 @@ import pytest
 from aelastic.cli import rehearsal
 from aelastic.cli.commands import run_command
 from aelastic.cli.help import MOST_USED, command_help, full_help, short_help
+from aelastic.cli.manual import table
+from aelastic.cli.manual.parsing import parser_of
+from aelastic.cli.manual.rows import Command
+from aelastic.cli.manual.topics import HelpfulFormatter
 from aelastic.cli.options import GROUPS, LAUNCH_GROUPS, OPTIONS
 from aelastic.cli.parser import ALIASES, COMMANDS, read_options
 from aelastic.cli.verbs import asking
 from aelastic.cli.verbs.jobs import EXIT_NO_ANSWER, EXIT_NO_JOB
 from aelastic.errors import EXIT_INPUT, InputError, RendezvousConnectionError
-from aelastic.manual import table
-from aelastic.manual.parsing import parser_of
-from aelastic.manual.rows import Command
-from aelastic.manual.topics import HelpfulFormatter
 from aelastic.rdzv.restart_rules import parse as rules_in
 
 WIDTH, LINES_MAX, GROUP_MAX = 80, 40, 9

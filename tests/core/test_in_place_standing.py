@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from aelastic.group.in_place import LIMIT_S, InPlace
+from aelastic.agent.group.in_place import LIMIT_S, InPlace
 from aelastic.rdzv.protocol.messages import Assigned
 
 

@@ -6,8 +6,8 @@ import pytest
 from kit.stories.coordinator import failure
 
 from aelastic.agent.inquiry import is_collective_timeout
-from aelastic.failures.exit_reason import describe_exit
-from aelastic.failures.failure import ProcessFailure
+from aelastic.diagnose.failures.exit_reason import describe_exit
+from aelastic.diagnose.failures.failure import ProcessFailure
 
 
 @pytest.mark.parametrize(

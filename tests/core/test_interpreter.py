@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from aelastic.stacks import interpreter
-from aelastic.stacks.format import Thread
-from aelastic.stacks.interpreter import line_at, stacks_of
-from aelastic.stacks.layout import Unknown, find
-from aelastic.stacks.memory import Memory, Unreadable
+from aelastic.diagnose.stacks import interpreter
+from aelastic.diagnose.stacks.format import Thread
+from aelastic.diagnose.stacks.interpreter import line_at, stacks_of
+from aelastic.diagnose.stacks.layout import Unknown, find
+from aelastic.diagnose.stacks.memory import Memory, Unreadable
 
 
 def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[2] / "aelastic"
 # From the ground up.  A module may import from its own folder, and from the floors below its own.  A name is a folder, or
 # a module that stands on another floor than the rest of its folder.
 FLOORS = (
-    ("core.record", "host.files", "host.signals", "training"),
+    ("base.record", "base.host.files", "base.host.signals", "training"),
     ("host", "failures", "health_check_server"),
     ("aio",),
     ("errors",),
@@ -32,7 +32,7 @@ FLOORS = (
     ("rdzv.protocol", "workers.numa", "notice"),
     ("rdzv.leader.drain", "rdzv.stores.cell_events"),
     ("rdzv.leader",),
-    ("rdzv.member", "group", "forkserver.command"),
+    ("rdzv.member", "group", "workers.forkserver.command"),
     ("observe",),
     ("workers", "tcpstore", "stacks", "hangs", "health", "forkserver", "export"),
     ("logs",),
@@ -60,12 +60,12 @@ CORES = (
     "rdzv.protocol.ranks", "rdzv.protocol.requests", "rdzv.protocol.seals", "rdzv.protocol.sense", "rdzv.protocol.waiting",
     "rdzv.stores.cell_events", "rdzv.stores.register", "rdzv.stores.register_attempt", "rdzv.stores.register_cells", "rdzv.stores.register_events",
     "rdzv.ledger", "rdzv.restart_policy", "rdzv.restart_rules", "rdzv.single_node",
-    "group.events", "group.in_place", "group.phases", "group.restart_grace", "group.worker_env",
-    "group.worker_group", "workers.numa", "forkserver.command", "forkserver.preload", "hangs.timer_rules", "hangs.hang_rules", "failures.exit_reason", "failures.root_cause",
-    "logs.lines", "logs.live_lines", "logs.expected_output", "stacks.format", "observe.metrics", "observe.prometheus",
-    "observe.run_events", "observe.run_state", "observe.time_spent", "observe.status", "observe.status_text", "observe.torch_events_core", "timeline.assets",
-    "timeline.boxes", "timeline.chart", "timeline.fields", "timeline.html", "timeline.merge", "timeline.model", "timeline.node_reader", "timeline.perfetto",
-    "timeline.reader", "timeline.text", "spent.bill",
+    "agent.group.events", "agent.group.in_place", "agent.group.phases", "agent.group.restart_grace", "agent.group.worker_env",
+    "agent.group.worker_group", "workers.numa", "workers.forkserver.command", "workers.forkserver.preload", "diagnose.hangs.timer_rules", "diagnose.hangs.hang_rules", "diagnose.failures.exit_reason", "diagnose.failures.root_cause",
+    "logs.lines", "logs.live_lines", "logs.expected_output", "diagnose.stacks.format", "observe.metrics", "observe.prometheus",
+    "observe.run_events", "observe.run_state", "observe.time_spent", "observe.status", "observe.status_text", "observe.torch_events_core", "tools.timeline.assets",
+    "tools.timeline.boxes", "tools.timeline.chart", "tools.timeline.fields", "tools.timeline.html", "tools.timeline.merge", "tools.timeline.model", "tools.timeline.node_reader", "tools.timeline.perfetto",
+    "tools.timeline.reader", "tools.timeline.text", "tools.spent.bill",
 )  # fmt: skip
 NOT_FOR_CORES = {"anyio", "asyncio", "os", "time", "socket", "subprocess", "random", "logging", "torch", "threading"}
 

@@ -32,9 +32,9 @@ from kit.stories.leader_terms import (
     voting,
 )
 
-from aelastic.decisions.cause import Cause, CauseKind
-from aelastic.decisions.decision import next_round
 from aelastic.errors import ProcessFailure
+from aelastic.rdzv.decisions.cause import Cause, CauseKind
+from aelastic.rdzv.decisions.decision import next_round
 from aelastic.rdzv.leader import leader_events as ev
 from aelastic.rdzv.leader.absent import RETURN_S
 from aelastic.rdzv.leader.coordinator_events import Phase as CoordinatorPhase

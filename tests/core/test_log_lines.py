@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aelastic.failures.exit_reason import last_exception
+from aelastic.diagnose.failures.exit_reason import last_exception
 from aelastic.logs import follower as following
 from aelastic.logs import lines
 from aelastic.logs.follower import Follower, tail_of

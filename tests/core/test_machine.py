@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from aelastic.core.machine import STORY_EVENT_CHARS_MAX, STORY_EVENTS_MAX, Machine, Story
+from aelastic.base.machine import STORY_EVENT_CHARS_MAX, STORY_EVENTS_MAX, Machine, Story
 
 
 @dataclass(slots=True)

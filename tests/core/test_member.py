@@ -35,7 +35,7 @@ from kit.stories.member import (
     verdict_after,
 )
 
-from aelastic.decisions.cause import CauseKind
+from aelastic.rdzv.decisions.cause import CauseKind
 from aelastic.rdzv.log.entries import Accepted, Payload, first_entry
 from aelastic.rdzv.log.node import Close, EndedLeader, Node, status_of
 from aelastic.rdzv.member import member_events as ev

@@ -13,9 +13,9 @@ from kit.metrics_text import values
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from aelastic.agent.group.events import WorkerState
+from aelastic.agent.group.phases import Phase
 from aelastic.errors import ProcessFailure
-from aelastic.group.events import WorkerState
-from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.metrics import RunMetrics
 from aelastic.observe.prometheus import Registry

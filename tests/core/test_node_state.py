@@ -8,7 +8,7 @@ import pytest
 from kit import decided
 from kit.stories.coordinator import failure
 
-from aelastic.decisions.cause import Cause, CauseKind
+from aelastic.rdzv.decisions.cause import Cause, CauseKind
 from aelastic.rdzv.leader.plans import changed
 from aelastic.rdzv.log import node as log
 from aelastic.rdzv.log.entries import first_entry

@@ -11,8 +11,8 @@ from kit.numbered import numbered, restored
 from kit.stories import every
 from kit.stories.files import changes
 
-from aelastic.decisions import wording
-from aelastic.decisions.cause import Cause
+from aelastic.rdzv.decisions import wording
+from aelastic.rdzv.decisions.cause import Cause
 
 pytestmark = pytest.mark.words  # it makes numbers of them itself
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aelastic.failures.places import Place, compare
+from aelastic.diagnose.failures.places import Place, compare
+from aelastic.diagnose.stacks.format import Frame, Thread
+from aelastic.diagnose.stacks.places import place_of
 from aelastic.rdzv.protocol.codec import UPWARD, Decoder, encode
 from aelastic.rdzv.protocol.messages import Node, NodePhase, Past, Saw, Status
-from aelastic.stacks.format import Frame, Thread
-from aelastic.stacks.places import place_of
 
 C10D = "/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 

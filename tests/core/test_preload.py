@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from kit.arguments import complaint
 
-from aelastic.core.machine import InvalidTransition
-from aelastic.forkserver.command import parse
-from aelastic.forkserver.learning import KeptImports
-from aelastic.forkserver.preload import (
+from aelastic.base.machine import InvalidTransition
+from aelastic.workers.forkserver.command import parse
+from aelastic.workers.forkserver.learning import KeptImports
+from aelastic.workers.forkserver.preload import (
     DEATHS_MAX,
     STARTS_MAX,
     Action,

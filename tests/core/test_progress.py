@@ -15,12 +15,12 @@ from kit.arguments import complaint, invoke
 from kit.metrics_text import values
 
 from aelastic import InputError, LaunchConfig, WorkerSpec
-from aelastic.agent.watches import WINDOW_S, Pace
-from aelastic.export.trainer import described, status_server
-from aelastic.group.events import WorkerState
-from aelastic.launcher.launch_config import worker_spec
+from aelastic.agent.group.events import WorkerState
+from aelastic.agent.watches.watches import WINDOW_S, Pace
+from aelastic.compat.launcher.launch_config import worker_spec
 from aelastic.logs.expected_output import LINE_BYTES_MAX, ProgressMatcher
 from aelastic.observe import run_events as ev
+from aelastic.observe.export.trainer import described, status_server
 from aelastic.observe.metrics import RunMetrics
 from aelastic.observe.run_state import RunState
 from aelastic.observe.status import describe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aelastic.forkserver.command import PythonCommand, parse
+from aelastic.workers.forkserver.command import PythonCommand, parse
 
 READ = {
     "train.py": PythonCommand("python", (), "script", "train.py", ("train.py",)),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aelastic.core.machine import InvalidTransition
+from aelastic.base.machine import InvalidTransition
 from aelastic.rdzv.stores import register_events as ev
 from aelastic.rdzv.stores.register import CAME_BETWEEN, FIRST_PATIENCE_S, LIMIT_S, PATIENCE_MAX_S, STEP_S, Register
 from aelastic.rdzv.stores.register_cells import Ballot, Cell, Vote, cell_from_bytes, cell_to_bytes

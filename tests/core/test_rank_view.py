@@ -13,8 +13,8 @@ from aelastic.observe.status_text import Picture, StatusText
 
 pytest.importorskip("rich")
 
-from aelastic.host.process_states import ProcessStates
-from aelastic.ui.rank_view import RankView
+from aelastic.base.host.process_states import ProcessStates
+from aelastic.observe.ui.rank_view import RankView
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def test_a_narrow_terminal_cuts_rows_and_wraps_none(columns: int) -> None:
 
 
 def test_cpu_is_that_since_the_last_look_and_a_process_that_is_gone_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    from aelastic.host.usage import Usage
+    from aelastic.base.host.usage import Usage
 
     used = {41: 10.0, 42: None}
 
@@ -90,7 +90,7 @@ def test_cpu_is_that_since_the_last_look_and_a_process_that_is_gone_has_none(mon
         assert session == pid  # a worker leads its session
         return None if (cpu_s := used[pid]) is None else Usage(cpu_s, 3 << 20)
 
-    monkeypatch.setattr("aelastic.ui.rank_view.usage_of", usage_of)
+    monkeypatch.setattr("aelastic.observe.ui.rank_view.usage_of", usage_of)
     view, shown = RankView(StatusText(RunState())), picture(rank(0, id=41), rank(1, id=42))
     assert rows(shown, view=view, now=100.0)[3].split() == ["0", "0", "41", "running", "3", "MiB"]
     used[41] = 13.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aelastic.stacks.collectives import summary_of_ras
+from aelastic.diagnose.stacks.collectives import summary_of_ras
 
 HEAD = """NCCL version 2.27.3 compiled with CUDA 12.9
 CUDA runtime version 12090, driver version 12040

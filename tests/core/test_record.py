@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 
 
 class Point(Record):

@@ -15,8 +15,8 @@ from aelastic.rdzv.registry import InProcessLink
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.torch_handler_link import TorchHandlerLink
 from aelastic.spec import WorkerSpec
-from aelastic.tcpstore.host import StoreHost
-from aelastic.tcpstore.template import StoreTemplate
+from aelastic.workers.tcpstore.host import StoreHost
+from aelastic.workers.tcpstore.template import StoreTemplate
 
 AROUND = registry.AgentContext(run_id="job", env={}, store=None)
 OURS = ["c10d", "etcd", "etcd-v2", "etcd-v3", "static"]

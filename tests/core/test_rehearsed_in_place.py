@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from aelastic.rehearse import habits
-from aelastic.rehearse.noted import Habit, Noted, difference
+from aelastic.tools.rehearse import habits
+from aelastic.tools.rehearse.noted import Habit, Noted, difference
 from aelastic.training.rehearsed import notes
 
 LINES = {

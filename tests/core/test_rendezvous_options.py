@@ -11,8 +11,8 @@ import pytest
 from kit.arguments import complaint, spec_of
 
 from aelastic.cli.arguments import parse
+from aelastic.compat.launcher.launch_config import LaunchConfig, _rendezvous_fields
 from aelastic.errors import InputError
-from aelastic.launcher.launch_config import LaunchConfig, _rendezvous_fields
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.spec import WorkerSpec
 

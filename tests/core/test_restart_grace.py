@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.effort import examples
 
-from aelastic.core.machine import DeadlinePassed, check_invariants
-from aelastic.group.restart_grace import (
+from aelastic.agent.group.restart_grace import (
     COMPUTE_S,
     COUNTED_S,
     FIRST_LOOK_S,
@@ -23,6 +22,7 @@ from aelastic.group.restart_grace import (
     RestartGrace,
     Sample,
 )
+from aelastic.base.machine import DeadlinePassed, check_invariants
 
 check_invariants()
 

@@ -14,10 +14,10 @@ from kit.stories.coordinator import failure as killed
 from kit.stories.coordinator import node
 from kit.stories.decisions import raised
 
-from aelastic.decisions.cause import Cause, CauseKind, Innocence
-from aelastic.decisions.decision import Decision, DecisionKind
-from aelastic.failures.failure import ProcessFailure
-from aelastic.failures.root_cause import root_of
+from aelastic.diagnose.failures.failure import ProcessFailure
+from aelastic.diagnose.failures.root_cause import root_of
+from aelastic.rdzv.decisions.cause import Cause, CauseKind, Innocence
+from aelastic.rdzv.decisions.decision import Decision, DecisionKind
 from aelastic.rdzv.leader.coordinator import Coordinator
 from aelastic.rdzv.leader.coordinator_events import DeadlinePassed
 from aelastic.rdzv.leader.roster import RoundRules

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from kit import decided
 
+from aelastic.agent.group import events as ev
+from aelastic.agent.group.worker_group import WorkerGroup
 from aelastic.errors import ChildFailedError, InputError, InternalError, ProcessFailure, exit_code_of
-from aelastic.group import events as ev
-from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.result import RunResult, result_of

@@ -10,7 +10,7 @@ from kit.effort import examples
 from kit.stories.files import stories_in
 from kit.stories.group_events import FOLDER, Told
 
-from aelastic.core.machine import InvalidTransition
+from aelastic.base.machine import InvalidTransition
 from aelastic.observe import run_events as ev
 from aelastic.observe.run_state import introduction
 from aelastic.spec import WorkerSpec

@@ -9,9 +9,9 @@ from kit import decided
 from kit.stories.member import FAILURE, FIRST, LEASE_S, TERM, Story, assigned, busy, following, interrupted, leader_at
 from kit.stories.member import stored as stored_cell
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
+from aelastic.diagnose.failures.failure import SHARED_FIELDS
 from aelastic.errors import ProcessFailure
-from aelastic.failures.failure import SHARED_FIELDS
 from aelastic.rdzv.leader.connections import Connections
 from aelastic.rdzv.leader.coordinator import Coordinator
 from aelastic.rdzv.leader.job_state import JobState, Participant, Round

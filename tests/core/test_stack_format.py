@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aelastic.errors import ChildFailedError, ProcessFailure
-from aelastic.stacks.format import (
+from aelastic.diagnose.stacks.format import (
     FRAMES_QUOTED,
     FRAMES_QUOTED_ALONE,
     Frame,
@@ -21,6 +20,7 @@ from aelastic.stacks.format import (
     quote,
     read_py_spy,
 )
+from aelastic.errors import ChildFailedError, ProcessFailure
 
 
 def told_by_py_spy(*threads: dict[str, Any]) -> str:

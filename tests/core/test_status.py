@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from kit import decided
 
+from aelastic.agent.group.events import Worker, WorkerState
+from aelastic.agent.group.phases import Phase
 from aelastic.cli.verbs import texts
 from aelastic.errors import ProcessFailure
-from aelastic.group.events import Worker, WorkerState
-from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.run_state import PHASES_MAX, RunState
 from aelastic.observe.status import TRACEBACK_CHARACTERS_MAX, describe, describe_ends, readiness

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from kit import decided
 from kit.numbered import restored
 
+from aelastic.agent.group.events import WorkerState
+from aelastic.agent.group.phases import Phase
 from aelastic.errors import ProcessFailure
-from aelastic.group.events import WorkerState
-from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.run_state import PHASES_MAX, RunState
 from aelastic.observe.status_text import StatusText, cut, duration

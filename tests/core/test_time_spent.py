@@ -12,8 +12,8 @@ from kit.stories.spent_logs import Job
 from kit.stories.timelines import logs_of
 
 from aelastic.observe.time_spent import GAP_S, ON, STARTS, TimeSpent
-from aelastic.spent.bill import bill_of, in_tenths, notes_of
-from aelastic.timeline.reader import in_order, read_logs
+from aelastic.tools.spent.bill import bill_of, in_tenths, notes_of
+from aelastic.tools.timeline.reader import in_order, read_logs
 
 
 @pytest.mark.parametrize("first", range(0, SPENT_JOBS, 20))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sources import ROOT
 
-from aelastic.timeline import fields
+from aelastic.tools.timeline import fields
 
 SCHEMA = json.loads((ROOT / "docs/reference/event-log.schema.json").read_text())
 EXAMPLES = {"integer": 7, "number": 0.5, "string": "text", "boolean": True}

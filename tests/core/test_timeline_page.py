@@ -24,11 +24,11 @@ from kit.stories.timelines import (
 )
 
 from aelastic.observe.run_events import Compared, Killed, Noticed, StacksTaken, StopAsked, Waited
-from aelastic.timeline.chart import NODES_MAX, chart_of
-from aelastic.timeline.html import CARDS_MAX, page, summary
-from aelastic.timeline.merge import tell_story
-from aelastic.timeline.perfetto import trace
-from aelastic.timeline.text import duration
+from aelastic.tools.timeline.chart import NODES_MAX, chart_of
+from aelastic.tools.timeline.html import CARDS_MAX, page, summary
+from aelastic.tools.timeline.merge import tell_story
+from aelastic.tools.timeline.perfetto import trace
+from aelastic.tools.timeline.text import duration
 
 # The page.
 
@@ -239,7 +239,7 @@ def test_nodes_beyond_a_screenful_of_screens_are_left_out() -> None:
 def test_too_many_blocks_become_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     story = story_of(many_restarts(60, workers=8))
     whole = chart_of(story)
-    monkeypatch.setattr("aelastic.timeline.boxes.BLOCKS_MAX", 300)
+    monkeypatch.setattr("aelastic.tools.timeline.boxes.BLOCKS_MAX", 300)
     folded = chart_of(story)
 
     assert len(boxes_of(whole.data)) == 60 * (8 + 5) + 8 + 4

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit.stories.timers import CHILD, EPOCH_S, STRANGER, WORKERS, Told, line
 
-from aelastic.hangs import timer_rules as t
+from aelastic.diagnose.hangs import timer_rules as t
 
 
 def test_without_timers_nothing_is_armed() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aelastic.decisions.cause import NAMES_MAX
+from aelastic.rdzv.decisions.cause import NAMES_MAX
 from aelastic.rdzv.leader.roster import some_of
 from aelastic.rdzv.leader.waiting_text import forming_text
 from aelastic.rdzv.protocol.messages import Node

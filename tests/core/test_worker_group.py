@@ -8,11 +8,11 @@ from typing import Any, get_args
 import pytest
 from kit.stories.group import FAILURE, WHERE, Told
 
-from aelastic.core.machine import STORY_EVENT_CHARS_MAX, InvalidTransition
-from aelastic.failures.failure import MESSAGE_CHARS_MAX
-from aelastic.group import events as ev
-from aelastic.group.phases import Phase
-from aelastic.group.worker_group import WorkerGroup
+from aelastic.agent.group import events as ev
+from aelastic.agent.group.phases import Phase
+from aelastic.agent.group.worker_group import WorkerGroup
+from aelastic.base.machine import STORY_EVENT_CHARS_MAX, InvalidTransition
+from aelastic.diagnose.failures.failure import MESSAGE_CHARS_MAX
 
 
 def test_a_group_begins_in_init_with_nothing_armed() -> None:

@@ -30,15 +30,15 @@ from sources import ROOT
 from aelastic.cli.parser import VERBS, read_options
 from aelastic.cli.rehearsal import ALL_GROUPS
 from aelastic.cli.verbs.texts import why
-from aelastic.decisions import wording
-from aelastic.failures.failure import ProcessFailure
+from aelastic.diagnose.failures.failure import ProcessFailure
 from aelastic.observe.run_state import GenerationEnd
 from aelastic.observe.status import describe_ends
 from aelastic.observe.time_spent import TimeSpent
+from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.ledger import Blamed, Ledger
 from aelastic.rdzv.restart_policy import End, RestartPolicy, cause_of
-from aelastic.spent.bill import Bill, advice_of, in_tenths, notes_of
-from aelastic.spent.command import as_text
+from aelastic.tools.spent.bill import Bill, advice_of, in_tenths, notes_of
+from aelastic.tools.spent.command import as_text
 from aelastic.training import Round
 
 yaml = pytest.importorskip("yaml")  # PyYAML: in the group dev
@@ -272,8 +272,8 @@ FLAG = (
 )
 EVENT = (
     """from types import SimpleNamespace
-from aelastic.group.phases import Phase
-from aelastic.group.worker_group import WorkerGroup
+from aelastic.agent.group.phases import Phase
+from aelastic.agent.group.worker_group import WorkerGroup
 assert "assigned" in WorkerGroup.__match_args__ + tuple(WorkerGroup.__annotations__)
 group = SimpleNamespace(phase=Phase.BARRIER, assigned=SimpleNamespace(round=3))
 self, told, ev = SimpleNamespace(_phase=Phase.RUNNING), [], SimpleNamespace(NodeFinished=int)""",
@@ -358,7 +358,7 @@ BLOCKS: dict[str, list[Run | Checked]] = {
     "docs/how-to/preload.md": [Run()],
     "docs/how-to/progress.md": [
         Run(is_on_terminal=True),
-        Checked(CLUSTER, named(r'"(\w+[PR]\w+)":', within="aelastic/export/trainer.py")),
+        Checked(CLUSTER, named(r'"(\w+[PR]\w+)":', within="aelastic/observe/export/trainer.py")),
     ],
     "docs/how-to/prometheus.md": [
         Run(),

@@ -14,7 +14,7 @@ from kit.launching import Job, Launcher
 from kit.servers.browser import dom_of
 from kit.waiting import wait_for
 
-from aelastic.health.page import PAGE, POLICY
+from aelastic.observe.health.page import PAGE, POLICY
 
 SCRIPT = """
 say("up", restart)

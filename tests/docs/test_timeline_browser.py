@@ -13,7 +13,7 @@ from kit.servers.browser import dom_of
 from kit.stories.event_logs import NodeLog, a_crash, a_node_lost
 from kit.stories.timelines import HOSTILE, Elements, cold_and_warm, data_of, many_restarts, story_of
 
-from aelastic.timeline.html import page
+from aelastic.tools.timeline.html import page
 
 pytestmark = pytest.mark.all  # `tests/core/test_timeline*` read the page without a browser
 

@@ -10,8 +10,8 @@ import pytest
 from sources import ROOT, Source, package
 from troubleshooting_page import PAGE, entries
 
-from aelastic.manual.topics import entry as entry_of
-from aelastic.manual.topics import topics
+from aelastic.cli.manual.topics import entry as entry_of
+from aelastic.cli.manual.topics import topics
 
 ENVIRONMENT = ROOT / "docs/reference/environment.md"
 VARIABLE = re.compile(

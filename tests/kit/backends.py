@@ -15,9 +15,9 @@ from typing import Any
 import anyio
 
 from aelastic import WorkerBackend, WorkerExit, WorkerStart
-from aelastic.hangs.watch import Found
-from aelastic.host.sockets import listen, loopback_address
-from aelastic.tcpstore.host import _refusing
+from aelastic.agent.watches.watch import Found
+from aelastic.base.host.sockets import listen, loopback_address
+from aelastic.workers.tcpstore.host import _refusing
 
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from aelastic.failures.failure import ProcessFailure
-from aelastic.group import events as g
-from aelastic.group.restart_grace import Looked, RestartGrace, Sample
-from aelastic.group.worker_group import WorkerGroup
-from aelastic.hangs import hang_rules, timer_rules
+from aelastic.agent.group import events as g
+from aelastic.agent.group.restart_grace import Looked, RestartGrace, Sample
+from aelastic.agent.group.worker_group import WorkerGroup
+from aelastic.diagnose.failures.failure import ProcessFailure
+from aelastic.diagnose.hangs import hang_rules, timer_rules
 from aelastic.rdzv.leader import leader_events as ev
 from aelastic.rdzv.leader.coordinator_events import CutOff, Phase
 from aelastic.rdzv.leader.first_cause import GRACE_S

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aelastic.decisions.cause import Cause, CauseKind
-from aelastic.decisions.decision import Decision, DecisionKind, next_round
+from aelastic.rdzv.decisions.cause import Cause, CauseKind
+from aelastic.rdzv.decisions.decision import Decision, DecisionKind, next_round
 
 
 def failed(rank: int = 0, host: str = "host") -> Cause:

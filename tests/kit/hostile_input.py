@@ -17,7 +17,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 from aelastic.rdzv.protocol.codec import FRAME_MAX, encode
 from kit.effort import HOSTILE_INPUTS
 from kit.waiting import DEADLINE_S

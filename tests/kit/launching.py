@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
-from aelastic.host import proc_table
+from aelastic.base.host import proc_table
 from kit import loop_guard
 from kit.effort import EFFORT
 from kit.waiting import DEADLINE_S, events, wait_for
@@ -103,7 +103,7 @@ def daemonize():
 # In an agent: its store's interpreter is another.
 WARM_STORE = """
 import types
-from aelastic.tcpstore import child
+from aelastic.workers.tcpstore import child
 child.sys = types.SimpleNamespace(executable={python!r})
 """
 

@@ -41,7 +41,7 @@ import aelastic
 REPORT = "TEST_BLOCKED_LOOP"
 
 # Files of aelastic that may block: what blocks a program's own loop is what the program has called.
-MAY_BLOCK = {"launcher/blocking.py"}
+MAY_BLOCK = {"compat/launcher/blocking.py"}
 
 FRAMES = 8
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from aelastic.decisions import wording
+from aelastic.rdzv.decisions import wording
 
 RENDERERS = "text_of", "settled", "instead_of", "blame"
 _NUMBER = re.compile(r"(?<![\w#])#(\d+)\b")

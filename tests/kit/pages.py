@@ -14,9 +14,9 @@ from typing import NamedTuple
 import pytest
 from sources import ROOT
 
+from aelastic.cli.manual.parsing import parser_of
 from aelastic.cli.parser import COMMANDS, read_options
 from aelastic.cli.rehearsal import ALL_GROUPS
-from aelastic.manual.parsing import parser_of
 
 PAGES = sorted(
     [

@@ -29,7 +29,7 @@ _TAKE_TERMINAL = (
 )
 # In the agent: it draws often, so that tests see it soon.
 _OFTEN = """
-from aelastic.ui import status_line
+from aelastic.observe.ui import status_line
 status_line.INTERVAL_S = status_line.BACKGROUND_INTERVAL_S = 0.1
 """
 

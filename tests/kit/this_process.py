@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aelastic import WorkerSpec
-from aelastic.host import proc_table
+from aelastic.base.host import proc_table
 from kit.waiting import DEADLINE_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
 
 

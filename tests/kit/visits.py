@@ -12,7 +12,7 @@ from statistics import median_low
 from types import FrameType
 from typing import Any, NamedTuple
 
-from aelastic.core import machine
+from aelastic.base import machine
 
 
 class Name(str):

@@ -27,8 +27,8 @@ from kit.servers.other_programs import answering, http_server, silent
 from kit.servers.stores import in_each_store
 from kit.waiting import wait_for
 
+from aelastic.base.host import proc_table
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
-from aelastic.host import proc_table
 from aelastic.rdzv.protocol.messages import PROTOCOL, StoredCell
 from aelastic.rdzv.settings import READ_TIMEOUT_S, RendezvousSettings
 from aelastic.rdzv.stores import endpoints, tcp_store
@@ -36,8 +36,8 @@ from aelastic.rdzv.stores.c10d import C10dStore
 from aelastic.rdzv.stores.endpoint_cell import EndpointCell
 from aelastic.rdzv.stores.endpoints import Endpoint, RefusedError, local_address_of
 from aelastic.rdzv.stores.static import static_store
-from aelastic.tcpstore.child import StoreProcess
-from aelastic.tcpstore.host import StoreHost
+from aelastic.workers.tcpstore.child import StoreProcess
+from aelastic.workers.tcpstore.host import StoreHost
 
 DEADLINE_S = 60.0
 # Cold where a store dies: the process that stands for a warm one is gone a moment before its port.
@@ -224,7 +224,7 @@ async def test_torch_itself_can_read_the_endpoint_byte_for_byte(world: World) ->
     code = """if True:
         import sys
         from datetime import timedelta
-        from aelastic.tcpstore.server import import_store
+        from aelastic.workers.tcpstore.server import import_store
         store = import_store("quick")(sys.argv[1], int(sys.argv[2]), is_master=False, timeout=timedelta(seconds=30))
         print(store.get("aelastic/served_for").decode())
         print(store.get("aelastic/a%20job%2F1/leader").decode())

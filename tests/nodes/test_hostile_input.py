@@ -18,9 +18,9 @@ from kit.servers.etcd_cells import payload_with
 from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic.agent.requests.commands import VERBS, CommandError, command_of
-from aelastic.failures.failure import ProcessFailure
-from aelastic.failures.places import Place
-from aelastic.host import sockets
+from aelastic.base.host import sockets
+from aelastic.diagnose.failures.failure import ProcessFailure
+from aelastic.diagnose.failures.places import Place
 from aelastic.rdzv.ledger import Reached
 from aelastic.rdzv.log import node as log
 from aelastic.rdzv.log.entries import Accepted, EntryId, Payload, first_entry

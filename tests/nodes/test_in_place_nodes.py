@@ -196,7 +196,7 @@ def test_two_workers_of_two_nodes_are_lost_at_once(launch: Launcher) -> None:
 @pytest.mark.all
 @pytest.mark.ci
 def test_a_survivor_that_does_not_leave_its_round_is_killed_and_replaced(launch: Launcher) -> None:
-    wrapper = "from aelastic.group import worker_group\nworker_group.GRACE_S = 0.5\n"
+    wrapper = "from aelastic.agent.group import worker_group\nworker_group.GRACE_S = 0.5\n"
     with in_place_team(launch, "2", wrapper=wrapper) as team:
         first = started(team, 2)
         stays, lost = first.starts[2], first.starts[0]

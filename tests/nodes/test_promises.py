@@ -42,8 +42,8 @@ from kit.launching import Launcher, alive
 from kit.verbs import Said, verb
 from kit.waiting import DEADLINE_S, wait_for
 
+from aelastic.base.host import sockets
 from aelastic.errors import EXIT_TRY_AGAIN
-from aelastic.host import sockets
 
 pytestmark = pytest.mark.timeout(300)
 

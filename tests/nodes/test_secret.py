@@ -19,8 +19,8 @@ from kit.hostile import KINDS, Knowledge, attack, half_open, record
 from kit.launching import Launcher
 from kit.ports import quiet_port
 
-from aelastic.doctor.endpoint_checks import check_endpoints
-from aelastic.doctor.finding import Finding
+from aelastic.cli.doctor.endpoint_checks import check_endpoints
+from aelastic.cli.doctor.finding import Finding
 from aelastic.errors import EXIT_INPUT
 from aelastic.rdzv.protocol.handshake import ProofError
 from aelastic.rdzv.protocol.keys import Key

@@ -11,7 +11,7 @@ from kit.cell_kits import cell_at, secret_of, settings_at
 from kit.servers.etcd_cells import A, B, renew, renewed, resigned, stored_by, until_answered, written
 from kit.servers.etcd_servers import EtcdServers
 
-from aelastic import aio
+from aelastic.base import aio
 from aelastic.errors import InputError
 from aelastic.rdzv.log.entries import first_entry
 from aelastic.rdzv.protocol.codec import to_text

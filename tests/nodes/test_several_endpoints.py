@@ -18,8 +18,8 @@ from kit.ports import quiet_port
 from kit.servers.other_programs import answering
 from kit.waiting import DEADLINE_S
 
+from aelastic.base.host import proc_table
 from aelastic.errors import EXIT_INPUT, InputError, RendezvousConnectionError, RendezvousStateError
-from aelastic.host import proc_table
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores import c10d
 from aelastic.rdzv.stores.quorum import QuorumStore

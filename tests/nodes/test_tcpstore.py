@@ -23,14 +23,14 @@ from kit.warm.interpreters import Warm
 from aelastic import Supervisor, WorkerSpec, WorkerState
 from aelastic.rdzv.protocol.listening import outward_addresses
 from aelastic.result import RunResult
-from aelastic.tcpstore.host import HEAD_START_S
+from aelastic.workers.tcpstore.host import HEAD_START_S
 
-SERVER = "tcpstore/server.py"
+SERVER = "workers/tcpstore/server.py"
 HERE = {"127.0.0.1"} | ({"::1"} if socket.has_dualstack_ipv6() else set())
 
 # torch's own client, in a fifth of the time that `import torch` takes.
 CLIENT = """
-from aelastic.tcpstore.server import import_store
+from aelastic.workers.tcpstore.server import import_store
 from datetime import timedelta
 
 host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -152,7 +152,7 @@ def test_a_store_is_started_when_a_worker_connects_and_none_before_and_replaced_
     launch: Launcher,
 ) -> None:
     # On a machine with other jobs, one of those may load torch at any time.
-    blind = "import anyio, aelastic.tcpstore.host as host\nhost._torch_loaded = anyio.sleep_forever"
+    blind = "import anyio, aelastic.workers.tcpstore.host as host\nhost._torch_loaded = anyio.sleep_forever"
     source = """
 say("ready")
 wait_for("connect")
@@ -179,7 +179,7 @@ say("second", connect().check(["key"]))
 def test_a_store_is_started_when_a_worker_loads_torch(launch: Launcher) -> None:
     elsewhere = """
     from types import SimpleNamespace
-    import aelastic.tcpstore.host as host
+    import aelastic.workers.tcpstore.host as host
     found = SimpleNamespace(submodule_search_locations=["torch"])
     host.importlib = SimpleNamespace(util=SimpleNamespace(find_spec=lambda _: found))
     """

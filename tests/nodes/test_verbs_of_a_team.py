@@ -16,9 +16,9 @@ from kit.launching import Launcher, alive
 from kit.verbs import Said, told, verb
 from kit.waiting import DEADLINE_S, wait_for
 
+from aelastic.base.host import sockets
 from aelastic.cli.verbs import jobs
 from aelastic.errors import EXIT_TRY_AGAIN
-from aelastic.host import sockets
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 

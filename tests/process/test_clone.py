@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kit.launching import ran
 
-from aelastic import forkserver
+from aelastic.workers import forkserver
 
 # The first process reaps both of the others.  The second one tells the kernel a word that does not hold its id, as
 # glibc 2.43 does: there it is where a thread's state is kept.

@@ -15,7 +15,7 @@ from anyio.abc import SocketStream
 from kit.launching import Launcher
 from kit.waiting import DEADLINE_S
 
-from aelastic.stacks.collectives import FlightRecorder, ras_line
+from aelastic.diagnose.stacks.collectives import FlightRecorder, ras_line
 
 # As torch has it: a rank makes its pipe when it joins a group, and its watchdog writes what was recorded.
 RECORDS = """
@@ -47,8 +47,8 @@ HANGS = ("--hang-timeout=1", "--hang-signals=output")
 # In an agent: a worker hangs that says so.  Until then it may be starting, which a busy machine is slow to do.
 ONLY_WHO_SAYS_SO = """
 import os, time
-from aelastic.hangs import activity
-from aelastic.stacks import collectives
+from aelastic.diagnose.hangs import activity
+from aelastic.diagnose.stacks import collectives
 collectives.TIMEOUT_S = 20.0  # for ranks to write in, who all do
 sizes_of = activity.sizes_of
 
@@ -90,8 +90,8 @@ async def test_a_rank_that_does_not_write_is_not_waited_for_long(
     recorder = FlightRecorder()
     assert await recorder.line() == ""
     await recorder.begin(tmp_path / "fr", {0: {}})
-    monkeypatch.setattr("aelastic.stacks.collectives.TIMEOUT_S", 0.1)
-    monkeypatch.setattr("aelastic.stacks.collectives.run_sync", run_at_once)
+    monkeypatch.setattr("aelastic.diagnose.stacks.collectives.TIMEOUT_S", 0.1)
+    monkeypatch.setattr("aelastic.diagnose.stacks.collectives.run_sync", run_at_once)
     assert await recorder.line() == ""
     os.mkfifo(tmp_path / "fr" / "rank_0.pipe")
     pipe = os.open(tmp_path / "fr" / "rank_0.pipe", os.O_RDONLY | os.O_NONBLOCK)

@@ -20,9 +20,9 @@ from kit.waiting import wait_for
 
 # In the command: the line is drawn from the beginning, and each time.
 EAGER = """
-from aelastic.ui import progress_line
+from aelastic.observe.ui import progress_line
 progress_line.PATIENCE_S = progress_line.INTERVAL_S = 0
-from aelastic.timeline import files
+from aelastic.tools.timeline import files
 files.LINES_EACH = 1
 from aelastic.cli.main import main_and_exit
 main_and_exit()

@@ -19,18 +19,18 @@ from kit.screens import Screen
 from kit.waiting import wait_for
 from kit.warm.interpreters import Warm
 
-from aelastic.cli.doctor import say_finding
-from aelastic.doctor import host_checks
-from aelastic.doctor.endpoint_checks import check_endpoints
-from aelastic.doctor.finding import Finding
+from aelastic.cli.doctor import host_checks
+from aelastic.cli.doctor.command import say_finding
+from aelastic.cli.doctor.endpoint_checks import check_endpoints
+from aelastic.cli.doctor.finding import Finding
+from aelastic.diagnose.stacks.memory import Unreadable
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT
 from aelastic.rdzv.protocol.keys import Key
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.stacks.memory import Unreadable
 
 # Gives up soon on a program that does not answer a TCPStore's client.
 IMPATIENT = """
-from aelastic.doctor import endpoint_checks
+from aelastic.cli.doctor import endpoint_checks
 
 endpoint_checks.ANSWER_TIMEOUT_S = 0.5
 """

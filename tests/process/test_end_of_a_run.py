@@ -19,8 +19,8 @@ from kit.virtual_clock import on_virtual_time
 from kit.waiting import wait_for
 
 from aelastic import InputError, Supervisor, WorkerExit, WorkerSpec
-from aelastic.export.textfile import MetricsTextfile
-from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
+from aelastic.agent.group.worker_env import HEALTH_PORT_VARIABLE
+from aelastic.observe.export.textfile import MetricsTextfile
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -146,7 +146,7 @@ def test_a_file_for_node_exporter_has_the_end_of_the_run(launch: Launcher, tmp_p
 
 
 def test_the_file_is_written_while_the_job_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("aelastic.export.textfile.WRITE_INTERVAL_S", 0.05)
+    monkeypatch.setattr("aelastic.observe.export.textfile.WRITE_INTERVAL_S", 0.05)
     path, go = tmp_path / "a.prom", tmp_path / "go"
 
     async def main() -> None:

@@ -25,10 +25,10 @@ from kit.this_process import python, until
 from kit.virtual_clock import Deadlock, on_virtual_time
 
 from aelastic import InputError, Supervisor
-from aelastic.hangs.file_timer import FIFO_BYTES, SCOPE_CHARS, TIMER_FILE_VARIABLE, FileTimerServer
-from aelastic.hangs.timer_rules import LINE_BYTES_MAX
-from aelastic.hangs.watch import Found
-from aelastic.host import proc_table
+from aelastic.agent.watches.file_timer import FIFO_BYTES, SCOPE_CHARS, TIMER_FILE_VARIABLE, FileTimerServer
+from aelastic.agent.watches.watch import Found
+from aelastic.base.host import proc_table
+from aelastic.diagnose.hangs.timer_rules import LINE_BYTES_MAX
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -249,7 +249,7 @@ async def test_a_process_that_has_ended_does_not_hang(
     tmp_path: Path, child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clocks = SimpleNamespace(monotonic=time.monotonic, time=time.time)
-    monkeypatch.setattr("aelastic.hangs.file_timer.time", clocks)
+    monkeypatch.setattr("aelastic.agent.watches.file_timer.time", clocks)
     async with watching(tmp_path) as kennel:
         kennel.set("load", 1000, pid=child.pid)
         await kennel.wait_read()

@@ -10,7 +10,7 @@ from kit.agents import WORKER, c10d, team_of
 from kit.launching import Launcher
 from kit.waiting import wait_for
 
-from aelastic.group.worker_env import STUCK_VARIABLE
+from aelastic.agent.group.worker_env import STUCK_VARIABLE
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -25,7 +25,7 @@ GOES_ON = 2.25 * TIMEOUT_S
 # and the first one to be found would end the others, or be found for its late start.
 TOGETHER = """
 import os
-from aelastic.hangs import activity
+from aelastic.diagnose.hangs import activity
 
 class Table(activity.ProcTable):
     def __call__(self, places, rules):
@@ -218,7 +218,7 @@ def test_a_worker_that_hangs_on_one_node_restarts_all_nodes_once(launch: Launche
 DEAD_DISK = """
 import time
 from aelastic.agent import postmortem
-from aelastic.hangs import activity
+from aelastic.diagnose.hangs import activity
 from aelastic.logs.run_logs import RunLogs
 
 activity.MEASURE_TIMEOUT_S = postmortem._READ_TIMEOUT_S = 0.1
@@ -237,8 +237,8 @@ def test_a_file_system_that_hangs_does_not_keep_a_hung_worker_from_being_stopped
 # An agent whose workers look as if they were in uninterruptible sleep, once the file is there.
 STUCK = f"""
 import os
-from aelastic.hangs import activity
-from aelastic.hangs.hang_rules import Sample
+from aelastic.diagnose.hangs import activity
+from aelastic.diagnose.hangs.hang_rules import Sample
 
 os.environ["{STUCK_VARIABLE}"] = "1"
 activity.ProcTable = lambda: lambda places, rules: {{rank: Sample(sleep=0) for rank in places if os.path.exists("stuck")}}

@@ -32,15 +32,15 @@ from kit.verbs import verb
 from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic import HealthCheckServer, InputError, Supervisor, WorkerSpec, WorkerState
-from aelastic.group.phases import Phase
-from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
-from aelastic.health import foreign_server, stacks_endpoint
-from aelastic.health import limits as connection_limits
-from aelastic.health.address import Address, close, listen_at, read_address, url_of
-from aelastic.health.server import HealthServer, open_health
+from aelastic.agent.group.phases import Phase
+from aelastic.agent.group.worker_env import HEALTH_PORT_VARIABLE
 from aelastic.launch import LaunchConfig, elastic_launch
 from aelastic.observe import run_events as ev
 from aelastic.observe.exposition import Exposition
+from aelastic.observe.health import foreign_server, stacks_endpoint
+from aelastic.observe.health import limits as connection_limits
+from aelastic.observe.health.address import Address, close, listen_at, read_address, url_of
+from aelastic.observe.health.server import HealthServer, open_health
 from aelastic.observe.observer import Observers
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
@@ -448,7 +448,7 @@ def hostile(url: str) -> Iterator[list[socket.socket]]:
 
 
 # In an agent: it keeps slow clients.  A client that had to wait until they are gone would wait past the test's deadline.
-KEEPS_SLOW = "from aelastic.health import limits\nlimits.LIFE_S = 600.0\n"
+KEEPS_SLOW = "from aelastic.observe.health import limits\nlimits.LIFE_S = 600.0\n"
 
 
 @pytest.mark.all

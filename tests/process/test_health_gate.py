@@ -16,7 +16,7 @@ from kit.waiting import wait_for
 
 from aelastic.agent import health_gate
 from aelastic.agent.health_gate import BUILT_IN, HealthGate, fatal_xid, holder
-from aelastic.host import proc_table
+from aelastic.base.host import proc_table
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 

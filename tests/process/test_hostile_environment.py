@@ -14,19 +14,19 @@ from kit.effort import HOSTILE_LAUNCHES
 from kit.hostile_input import LONG_EXAMPLES, TEXTS, hostile
 from kit.launching import Launcher
 
-from aelastic.agent.watches import FILE_TIMER_VARIABLE
+from aelastic.agent.group.worker_env import HEALTH_PORT_VARIABLE, STUCK_VARIABLE
+from aelastic.agent.watches.activity import rules_of
+from aelastic.agent.watches.file_timer import TIMER_FILE_VARIABLE
+from aelastic.agent.watches.watches import FILE_TIMER_VARIABLE
+from aelastic.base.host.sockets import doors_folder
 from aelastic.cli.arguments import parse
 from aelastic.cli.options import OPTIONS
+from aelastic.compat.launcher.elastic_launch import loop_of
+from aelastic.diagnose.stacks.collectives import RAS_VARIABLE, ras_line
 from aelastic.errors import InputError
-from aelastic.export.systemd import SdNotify
-from aelastic.export.trainer import CA_CERT, TOKEN, URL, status_server
-from aelastic.group.worker_env import HEALTH_PORT_VARIABLE, STUCK_VARIABLE
-from aelastic.hangs.activity import rules_of
-from aelastic.hangs.file_timer import TIMER_FILE_VARIABLE
-from aelastic.host.sockets import doors_folder
-from aelastic.launcher.elastic_launch import loop_of
+from aelastic.observe.export.systemd import SdNotify
+from aelastic.observe.export.trainer import CA_CERT, TOKEN, URL, status_server
 from aelastic.rdzv.protocol.secret_file import default_path
-from aelastic.stacks.collectives import RAS_VARIABLE, ras_line
 
 pytestmark = [pytest.mark.timeout(7200), pytest.mark.filterwarnings(LONG_EXAMPLES)]
 

@@ -14,8 +14,8 @@ from kit.verbs import told, verb
 from kit.waiting import wait_for
 
 from aelastic.cli.main import main
-from aelastic.manual.table import COMMANDS
-from aelastic.rehearse.noted import Habit
+from aelastic.cli.manual.table import COMMANDS
+from aelastic.tools.rehearse.noted import Habit
 
 PAGE = Path(__file__).parents[2] / "docs/reference/json.md"
 ROW = re.compile(r"^\| (`\w+`(?:, `\w+`)*) \|", re.MULTILINE)

@@ -26,11 +26,11 @@ from kit.waiting import DEADLINE_S
 from kit.workers.torch_versions import SINCE
 
 from aelastic import ChildFailedError, InputError, LaunchConfig, SignalException, elastic_launch, launch_agent, procs
+from aelastic.compat.launcher import blocking, errors
+from aelastic.compat.launcher.blocking import BlockingRun
+from aelastic.compat.launcher.launch_config import worker_spec
 from aelastic.errors import ProcessFailure
 from aelastic.launch import _get_entrypoint_name
-from aelastic.launcher import blocking, errors
-from aelastic.launcher.blocking import BlockingRun
-from aelastic.launcher.launch_config import worker_spec
 from aelastic.logs_specs import DefaultLogsSpecs
 from aelastic.rdzv.settings import split_endpoint
 from aelastic.settings import Std

@@ -249,8 +249,8 @@ def test_a_signal_stops_the_job_and_its_handler_comes_back(
 
 
 def test_a_signal_before_the_loop_turns_stops_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    from aelastic.aio import loop_factory
-    from aelastic.launcher import elastic_launch as module
+    from aelastic.base.aio import loop_factory
+    from aelastic.compat.launcher import elastic_launch as module
 
     def make_late(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
         def new_loop() -> asyncio.AbstractEventLoop:

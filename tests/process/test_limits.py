@@ -202,7 +202,7 @@ def test_an_agent_that_runs_out_of_files_later_ends_its_workers_and_says_why(lau
     """
     job = launch(worker, "--nproc-per-node=2", "--max-restarts=1")
     job.wait_line("ready", 2)
-    job.child("tcpstore/server.py")
+    job.child("workers/tcpstore/server.py")
     taken = [int(name) for name in os.listdir(f"/proc/{job.pid}/fd")]
     resource.prlimit(job.pid, resource.RLIMIT_NOFILE, (max(taken) + 1 + room, max(taken) + 1 + room))
     job.go()

@@ -19,7 +19,7 @@ from kit.workers import entrypoints
 from kit.workers.machines import Cpu, Machine, write_torch
 
 from aelastic import InputError, RunResult, Supervisor, WorkerSpec, WorkerState
-from aelastic.launcher.launch_config import LaunchConfig, worker_spec
+from aelastic.compat.launcher.launch_config import LaunchConfig, worker_spec
 from aelastic.procs import NOT_EXECUTABLE
 from aelastic.workers import topology
 

@@ -11,9 +11,9 @@ import pytest
 from kit import decided
 from kit.launching import Launcher
 
-from aelastic.export import otel
-from aelastic.group.events import WorkerState
+from aelastic.agent.group.events import WorkerState
 from aelastic.observe import run_events as ev
+from aelastic.observe.export import otel
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 # Fails once; then it succeeds.
 FAILS_ONCE = "sys.exit(0 if restart else 3)"
 # In an agent: a busy machine may be slow to import the SDK, and to send.
-PATIENT = "from aelastic.export.otel import Traces\nTraces.close_timeout_s = 20.0\n"
+PATIENT = "from aelastic.observe.export.otel import Traces\nTraces.close_timeout_s = 20.0\n"
 
 
 class Collector:

@@ -12,8 +12,8 @@ from contextlib import suppress
 import pytest
 from kit.waiting import wait_for
 
-from aelastic.host import proc_table
-from aelastic.host.process_states import SETTLED_S, ProcessStates
+from aelastic.base.host import proc_table
+from aelastic.base.host.process_states import SETTLED_S, ProcessStates
 
 SLEEPS = "import time; time.sleep(600)"
 # Its main thread ends, and another lives.

@@ -17,9 +17,9 @@ from kit.launching import Job, Launcher, alive, cmdline, on_each_loop, ran
 from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic import procs
+from aelastic.base.host import proc_table
 from aelastic.errors import HostError
-from aelastic.group.backend import WorkerStart
-from aelastic.host import proc_table
+from aelastic.workers.backend import WorkerStart
 
 SLEEPS = """
 say("ready", os.getpid())
@@ -59,7 +59,7 @@ say("ready", os.getpid())
 """
 
 GUARD = "guards-the-workers-of"
-STORE = "tcpstore/server.py"
+STORE = "workers/tcpstore/server.py"
 
 
 # Stop.
@@ -477,7 +477,7 @@ def freezer() -> Iterator[Path]:
 # In the agent: what cannot end is not waited for as long as usual.
 IMPATIENT = """
 from aelastic import procs
-from aelastic.group import worker_group
+from aelastic.agent.group import worker_group
 from aelastic.workers import guard, guard_process
 
 guard.LOOKS_MAX = 3

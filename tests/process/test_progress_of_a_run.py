@@ -13,7 +13,7 @@ from kit.servers.trainer import trainer
 from kit.verbs import told
 from kit.waiting import wait_for
 
-from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
+from aelastic.agent.group.worker_env import HEALTH_PORT_VARIABLE
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -31,7 +31,7 @@ if rank == 0:
 # In the agent: it looks and posts often.  A busy machine does not reach its limits.
 EAGER = """
 from aelastic.agent import watches
-from aelastic.export import trainer
+from aelastic.observe.export import trainer
 watches.LOOK_INTERVAL_S = trainer.INTERVAL_S = 0.1
 watches.CATCH_UP_S = trainer.REQUEST_TIMEOUT_S = trainer.LAST_TIMEOUT_S = trainer.TrainerStatus.close_timeout_s = 60.0
 """
@@ -74,7 +74,7 @@ def test_an_unmodified_script_has_progress_everywhere(launch: Launcher, tmp_path
 
 
 def test_the_step_that_was_printed_last_is_the_step_of_each_end(launch: Launcher, tmp_path: Path) -> None:
-    patient = "from aelastic.agent import watches\nwatches.CATCH_UP_S = 60.0\n"
+    patient = "from aelastic.agent.watches import watches\nwatches.CATCH_UP_S = 60.0\n"
     options = "--progress", PATTERN, "--max-restarts", "1", "--log-dir", str(tmp_path / "logs")
     job = launch(FAILS, *options, wrapper=patient)
     assert job.wait() == 1

@@ -13,7 +13,7 @@ import pytest
 from kit.launching import LAUNCH_TIMEOUT_S, ran
 from kit.waiting import wait_for
 
-from aelastic.host.proc_table import is_alive
+from aelastic.base.host.proc_table import is_alive
 
 # A training of 60 steps, in which ranks step together and die of each other; rank 0 saves all state each 5 steps, in
 # pieces, as a large file is written.

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 from kit.waiting import wait_for
 
-from aelastic.host import proc_table
-from aelastic.host.session_activity import Activity, SessionActivity
+from aelastic.base.host import proc_table
+from aelastic.base.host.session_activity import Activity, SessionActivity
 
 SLEEPS = "print(flush=True); time.sleep(600)"
 

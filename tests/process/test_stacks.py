@@ -22,15 +22,15 @@ from kit.waiting import DEADLINE_S, wait_for
 import aelastic
 from aelastic import RunResult, Supervisor, WorkerBackend, WorkerExit, WorkerSpec, WorkerStart, WorkerState
 from aelastic.agent.stack_dumps import _append
+from aelastic.agent.watches.watch import Found
+from aelastic.base.host import proc_table
+from aelastic.base.host.programs import REAP_TIMEOUT_S
+from aelastic.diagnose.stacks import collect as stacks
+from aelastic.diagnose.stacks.collect import Stack, Tools, find_py_spy, take
+from aelastic.diagnose.stacks.memory import Unreadable
 from aelastic.errors import ChildFailedError
-from aelastic.hangs.watch import Found
-from aelastic.host import proc_table
-from aelastic.host.programs import REAP_TIMEOUT_S
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
-from aelastic.stacks import collect as stacks
-from aelastic.stacks.collect import Stack, Tools, find_py_spy, take
-from aelastic.stacks.memory import Unreadable
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -172,7 +172,7 @@ async def test_memory_and_py_spy_tell_of_a_loop_a_lock_a_process_that_is_stopped
 
 LOOKS_AT_ITSELF = """
 import os, threading
-from aelastic.stacks.interpreter import stacks_of
+from aelastic.diagnose.stacks.interpreter import stacks_of
 here = threading.Event()
 lock = threading.Lock()
 lock.acquire()
@@ -294,12 +294,12 @@ def test_the_users_own_py_spy_goes_before_the_one_beside_python(tmp_path: Path) 
 # In a run.
 
 # A machine that does other things as well may need longer for what is not about time.
-PATIENCE = """import aelastic.stacks.collect as s
+PATIENCE = """import aelastic.diagnose.stacks.collect as s
 s.MEMORY_UNTIL_S, s.PY_SPY_UNTIL_S, s.TIMEOUT_S = 19.0, 20.0, 25.0
 """
 OTHER_PYTHON = "it runs another Python than the agent, or none"
 # As where workers run another Python.
-WITHOUT_MEMORY = f"""import aelastic.stacks.collect as s
+WITHOUT_MEMORY = f"""import aelastic.diagnose.stacks.collect as s
 def refuse(pid): raise s.Unreadable({OTHER_PYTHON!r})
 s.stacks_of = refuse
 """
@@ -451,7 +451,9 @@ async def test_without_logs_stacks_that_are_asked_for_lie_in_a_folder_that_goes_
 async def test_a_worker_whose_stack_cannot_be_dumped_is_stopped_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: int
 ) -> None:
-    monkeypatch.setitem(sys.modules, "aelastic.stacks.collect", None)  # a venv that was removed under the job, say
+    monkeypatch.setitem(
+        sys.modules, "aelastic.diagnose.stacks.collect", None
+    )  # a venv that was removed under the job, say
     supervisor = Supervisor(spec_of(tmp_path, RESISTS, shutdown_timeout_s=0.5))
 
     async def find_unhealthy() -> None:
@@ -737,7 +739,7 @@ def test_who_looks_for_hangs_that_can_be_explained_learns_nothing_of_it(launch: 
 def test_workers_that_end_when_asked_cost_nothing_of_this(launch: Launcher) -> None:
     tells = """
 import atexit, sys
-atexit.register(lambda: print("imported", {"aelastic.stacks.collect", "aelastic.stacks.format"} & set(sys.modules)))
+atexit.register(lambda: print("imported", {"aelastic.diagnose.stacks.collect", "aelastic.diagnose.stacks.format"} & set(sys.modules)))
 """
     job = launch(
         "if rank == 1: raise ValueError('x')\ntime.sleep(600)\n",

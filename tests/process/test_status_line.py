@@ -100,7 +100,7 @@ def test_the_output_is_what_it_is_without_the_rows_byte_for_byte_but_for_overwri
 
 def test_the_view_shows_the_ranks_and_is_gone_in_the_end(start: Screens) -> None:
     pytest.importorskip("rich")
-    wrapper = "from aelastic.ui import rank_view\nrank_view.INTERVAL_S = 0.2\n"
+    wrapper = "from aelastic.observe.ui import rank_view\nrank_view.INTERVAL_S = 0.2\n"
     job, screen = start("say('working')\nwait_for('go')", "--ui=view", "--nproc-per-node=2", wrapper=wrapper)
     screen.wait_row(r"^ +1 +1 +\d+ +running +\d+% +\d+ MiB$")  # CPU comes with the second look
     state = r"aelastic \d+ s \| running \| round 1 \| 2 ranks \| no restarts$"

@@ -19,8 +19,8 @@ AT_ONCE = 6
 # In the agent: it soon gives up on workers that do nothing.  Their stacks may take longer on a busy machine.
 IDLE_S = 0.4
 HASTY = f"""
-import aelastic.stacks.collect as s
-from aelastic.group import restart_grace
+import aelastic.diagnose.stacks.collect as s
+from aelastic.agent.group import restart_grace
 restart_grace.IDLE_S = {IDLE_S}
 s.MEMORY_UNTIL_S, s.PY_SPY_UNTIL_S, s.TIMEOUT_S = 19.0, 20.0, 25.0
 """

@@ -19,8 +19,8 @@ from kit.virtual_clock import on_virtual_time
 from kit.waiting import wait_for
 
 from aelastic import Supervisor, WorkerSpec
-from aelastic.export.systemd import SdNotify
 from aelastic.observe import run_events as ev
+from aelastic.observe.export.systemd import SdNotify
 from aelastic.observe.observer import Observers
 
 STARTED = ev.WorkersStarted(1, {0: 700})

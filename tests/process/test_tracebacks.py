@@ -1,4 +1,4 @@
-"""Tracebacks of real scripts, as `failures.exit_reason` reads them."""
+"""Tracebacks of real scripts, as `diagnose.failures.exit_reason` reads them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kit.launching import ran
 
-from aelastic.failures.exit_reason import last_exception, last_line
+from aelastic.diagnose.failures.exit_reason import last_exception, last_line
 
 THREAD = "import threading, sys\nt = threading.Thread(target=lambda: 1 / 0)\n"
 ZERO = "ZeroDivisionError: division by zero"

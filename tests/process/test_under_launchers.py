@@ -18,7 +18,7 @@ import torch.distributed.launch as launch
 print(run.main.__module__, elastic_launch.__module__, launch_agent.__module__, launch.launch.__module__)
 print(other, run._private(), torch.distributed.run is run, [each for each in sys.path if each.endswith("site")])
 """
-OURS = "aelastic.launcher.run aelastic.launcher.elastic_launch aelastic.launcher.elastic_launch aelastic.launch"
+OURS = "aelastic.compat.launcher.run aelastic.compat.launcher.elastic_launch aelastic.compat.launcher.elastic_launch aelastic.launch"
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_deepspeeds_launcher_of_one_node_is_aelastic(folder: Path) -> None:
 def test_a_program_may_start_more_launchers_than_its_socket_holds_messages(folder: Path) -> None:
     held = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
     (folder / "sweep.py").write_text(
-        f"import os, aelastic.launcher.run\nfor _ in range({held + 2}):\n    if not os.fork():\n"
+        f"import os, aelastic.compat.launcher.run\nfor _ in range({held + 2}):\n    if not os.fork():\n"
         "        import torch.distributed.run\n        os._exit(0)\n    os.wait()\n"
     )
     done = under(folder, "sweep.py")

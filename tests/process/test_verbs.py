@@ -20,12 +20,12 @@ from kit.verbs import told, verb
 from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic import Supervisor, WorkerSpec
+from aelastic.agent.group.events import WorkerState
+from aelastic.base.host import sockets
 from aelastic.cli.verbs import asking, jobs
 from aelastic.errors import EXIT_TRY_AGAIN, RequestError
-from aelastic.group.events import WorkerState
-from aelastic.host import sockets
 from aelastic.observe.run_events import RunEnded, WorkersStarted
-from aelastic.timeline.command import main as timeline
+from aelastic.tools.timeline.command import main as timeline
 
 # Steps of 10 ms; goes on from where it has saved.
 TRAINS = """
@@ -46,7 +46,7 @@ TWO = "--nproc-per-node", "2"
 # In an agent: it has the time to answer that a busy machine needs.
 PATIENT = """
 from aelastic.agent.requests import enquiries
-from aelastic.stacks import collect
+from aelastic.diagnose.stacks import collect
 
 enquiries.ANSWER_S = enquiries.STACKS_S = 28.0
 collect.MEMORY_UNTIL_S, collect.PY_SPY_UNTIL_S, collect.TIMEOUT_S = 19.0, 20.0, 25.0

@@ -17,13 +17,13 @@ from kit.launching import PREAMBLE, Launcher, ran, run
 from kit.waiting import DEADLINE_S
 
 from aelastic import InputError, Supervisor, WorkerSpec
+from aelastic.base.host import patterns
+from aelastic.base.host.children import wait_ended
+from aelastic.base.host.patterns import PatternSearch
 from aelastic.cli.verbs.explaining import run_policy
-from aelastic.decisions.decision import DecisionKind
-from aelastic.host import patterns
-from aelastic.host.children import wait_ended
-from aelastic.host.patterns import PatternSearch
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import Restarting, RunEnded, RunEvent
+from aelastic.rdzv.decisions.decision import DecisionKind
 
 PROOF, OFF = DecisionKind.SAME_ERROR, DecisionKind.RESTARTS_SPENT
 STEPS = """

@@ -22,13 +22,13 @@ from kit.waiting import wait_for
 from kit.workers import entrypoints
 
 from aelastic import Supervisor, WorkerSpec, WorkerState
-from aelastic.forkserver.command import PythonCommand
-from aelastic.forkserver.server_process import ServerProcess
-from aelastic.host import proc_table
-from aelastic.host.usage import usage_of
+from aelastic.base.host import proc_table
+from aelastic.base.host.usage import usage_of
+from aelastic.workers.forkserver.command import PythonCommand
+from aelastic.workers.forkserver.server_process import ServerProcess
 
 KIT = Path(__file__).parents[1] / "kit" / "workers"
-SERVER = "forkserver/program.py"
+SERVER = "workers/forkserver/program.py"
 # Nothing else imports it: a worker that has it without an import of its own is warm.
 MODULE = "colorsys"
 IS_WARM = f"""
@@ -319,7 +319,7 @@ def wait_told(job: Job, kind: str, count: int) -> None:
 def test_how_far_a_start_has_come_is_told_as_it_is_seen(launch: Launcher, kind: str) -> None:
     options = ["--preload", MODULE] if kind == "warm" else []
     wrapper = (
-        "from aelastic.agent import watches\nfrom aelastic.forkserver import fork_server\n"
+        "from aelastic.agent.watches import watches\nfrom aelastic.workers.forkserver import fork_server\n"
         "watches.START_IDLE_S = 600.0\nfork_server.MEASURE_DELAY_S = fork_server.MEASURE_INTERVAL_S = 0.1\n"
     )
     job = launch(
@@ -398,7 +398,7 @@ def test_modules_that_must_not_be_preloaded_are_left_out_in_a_line_each(launch: 
             launch.write(f"lib/mod{number}.py", code, preamble="")
             expected[f"mod{number}"] = why
     # Without a limit to the wait for imports: it would be a time-out's work.
-    wrapper = "from aelastic.forkserver import fork_server\nfork_server.FIRST_TIMEOUT_S = 600.0\n"
+    wrapper = "from aelastic.workers.forkserver import fork_server\nfork_server.FIRST_TIMEOUT_S = 600.0\n"
     job = launch(
         f"say(*[name for name in sys.modules if name.startswith('mod')])\n{IS_WARM}", "--preload",
         ",".join([*expected, MODULE]), env={"PYTHONPATH": str(launch.folder / "lib")}, wrapper=wrapper,
@@ -474,7 +474,7 @@ def test_a_worker_whose_variables_are_not_those_that_modules_read_starts_cold(la
 def test_a_module_that_takes_too_long_is_not_waited_for(launch: Launcher) -> None:
     launch.write("lib/mod.py", "import time; time.sleep(600)", preamble="")
     env = {"PYTHONPATH": str(launch.folder / "lib")}
-    wrapper = "from aelastic.forkserver import fork_server\nfork_server.FIRST_TIMEOUT_S = 0.3\n"
+    wrapper = "from aelastic.workers.forkserver import fork_server\nfork_server.FIRST_TIMEOUT_S = 0.3\n"
     job = launch(IS_WARM, "--preload", f"{MODULE},mod", env=env, wrapper=wrapper)
     job.assert_ends()
     assert job.lines == ["up 0 0 False"]
@@ -493,7 +493,7 @@ sys.exit(1 if restart == 0 else 0)
 # In the agent.  What it starts lacks the privilege without which nothing comes back from `SCHED_IDLE`.
 QUICK = """
 import ctypes
-from aelastic.forkserver import fork_server, learning
+from aelastic.workers.forkserver import fork_server, learning
 learning.LEARN_TIMEOUT_S = 1.0
 fork_server.IDLE_TIMEOUT_S = 0.5
 PR_CAPBSET_DROP, CAP_SYS_NICE = 24, 23
@@ -580,7 +580,9 @@ def test_auto_preloads_what_a_library_has_imported_late_and_keeps_it_in_the_cach
 @pytest.mark.all
 def test_auto_learns_until_a_worker_joins_its_process_group_though_it_says_nothing_of_it(launch: Launcher) -> None:
     code = STARTS.replace('say("up")', f"say('up', {MODULE!r} in sys.modules)\nimport {MODULE}")
-    wrapper = f"{QUICK}\nfrom aelastic.agent import watches\nlearning.LEARN_TIMEOUT_S = watches.START_IDLE_S = 600.0"
+    wrapper = (
+        f"{QUICK}\nfrom aelastic.agent.watches import watches\nlearning.LEARN_TIMEOUT_S = watches.START_IDLE_S = 600.0"
+    )
     env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     job = launch(code, "--nproc-per-node", "2", "--preload", "auto", "--max-restarts", "1", wrapper=wrapper, env=env)
     for number in range(2):
@@ -709,7 +711,7 @@ def test_an_agent_that_is_asked_to_stop_while_modules_are_imported_stops(launch:
 
 # Of the agent and the fork server: descriptors, threads, KiB of memory.
 HOLDS = f"""
-from aelastic.host import proc_table
+from aelastic.base.host import proc_table
 
 agent = os.getppid()
 with open(f"/proc/{{agent}}/task/{{agent}}/children") as file:

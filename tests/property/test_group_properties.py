@@ -13,11 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kit import decided
 from kit.effort import examples
 
+from aelastic.agent.group import events as ev
+from aelastic.agent.group.events import WorkerState
+from aelastic.agent.group.phases import KILL_COUNT_MAX, Phase
+from aelastic.agent.group.worker_group import WorkerGroup
 from aelastic.errors import ProcessFailure
-from aelastic.group import events as ev
-from aelastic.group.events import WorkerState
-from aelastic.group.phases import KILL_COUNT_MAX, Phase
-from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
 from aelastic.rdzv.protocol.ranks import assign_ranks
 from aelastic.spec import WorkerSpec

@@ -11,11 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kit import decided
 from kit.effort import examples
 
-from aelastic.core.machine import DeadlinePassed
+from aelastic.agent.group import events as ev
+from aelastic.agent.group.phases import KILL_COUNT_MAX, Phase
+from aelastic.agent.group.worker_group import WorkerGroup
+from aelastic.base.machine import DeadlinePassed
 from aelastic.errors import ProcessFailure
-from aelastic.group import events as ev
-from aelastic.group.phases import KILL_COUNT_MAX, Phase
-from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv.protocol.messages import Assigned, Interrupted, StartAhead
 from aelastic.rdzv.protocol.ranks import assign_ranks
 from aelastic.spec import WorkerSpec

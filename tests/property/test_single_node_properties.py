@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit.reports import Job
 
-from aelastic.failures.failure import ProcessFailure
-from aelastic.failures.places import Place
+from aelastic.diagnose.failures.failure import ProcessFailure
+from aelastic.diagnose.failures.places import Place
 from aelastic.rdzv.leader import coordinator_events as c
 from aelastic.rdzv.leader.coordinator import Coordinator
 from aelastic.rdzv.leader.roster import RoundRules

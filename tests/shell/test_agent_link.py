@@ -12,6 +12,7 @@ from kit.shared_cell import InProcessCell, SharedWorld
 from kit.stories.leader_terms import leader_at, running
 from kit.stories.member import NODE
 
+from aelastic.base.host.sockets import HeldPort
 from aelastic.errors import (
     AelasticError,
     InputError,
@@ -19,7 +20,6 @@ from aelastic.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from aelastic.host.sockets import HeldPort
 from aelastic.rdzv import agent_link, leader_server
 from aelastic.rdzv.agent_link import AgentLink
 from aelastic.rdzv.leader_server import LeaderServer

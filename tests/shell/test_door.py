@@ -23,7 +23,7 @@ from aelastic.agent.requests import user_names
 from aelastic.agent.requests.answers import serve
 from aelastic.agent.requests.enquiries import Enquiries
 from aelastic.agent.requests.user_names import UserNames
-from aelastic.host import sockets
+from aelastic.base.host import sockets
 from aelastic.observe.observer import Observers
 from aelastic.rdzv.protocol import requests as r
 

@@ -7,7 +7,7 @@ from kit.cell_kits import secret_of
 from kit.servers.etcd_cells import A, B, renewed, resigned, stored_by
 from kit.shared_cell import InProcessStore, SharedWorld
 
-from aelastic import aio
+from aelastic.base import aio
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.rdzv.log.cell import Cell
 from aelastic.rdzv.log.entries import Accepted, Entry, Payload, first_entry

@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 from kit.virtual_clock import on_virtual_time
 
 from aelastic.agent.requests.enquiries import ANSWER_S, COMING_S, Enquiries
-from aelastic.host.process_states import ProcessStates
+from aelastic.base.host.process_states import ProcessStates
 from aelastic.observe.run_events import RoundFormed, StacksTaken
 from aelastic.observe.run_state import RunState
 from aelastic.rdzv.protocol import requests as r

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from kit.verbs import verb
 
+from aelastic.base.host import sockets
 from aelastic.cli.verbs.explaining import read_ends, run_policy
-from aelastic.host import sockets
-from aelastic.spent.command import run_spent
+from aelastic.tools.spent.command import run_spent
 
 
 def write(folder: Path, node: str, *records: dict[str, Any]) -> None:

@@ -16,9 +16,9 @@ from kit.stories.event_logs import a_crash
 from kit.stories.spent_logs import Job
 from kit.verbs import verb
 
+from aelastic.base.host import sockets
 from aelastic.errors import InputError
-from aelastic.host import sockets
-from aelastic.timeline.command import main as timeline
+from aelastic.tools.timeline.command import main as timeline
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings(LONG_EXAMPLES)]
 

@@ -14,19 +14,19 @@ import anyio.lowlevel
 import pytest
 from kit.virtual_clock import on_virtual_time
 
-from aelastic.forkserver import fork_server, parked, server_process
-from aelastic.forkserver.command import PythonCommand
-from aelastic.forkserver.fork_server import ForkServer
-from aelastic.forkserver.parked import NoAnswerError, Parked
-from aelastic.host import children as children_of_agent
-from aelastic.host import proc_table
-from aelastic.host.children import waited_for
-from aelastic.host.proc_table import Process
-from aelastic.tcpstore import child as children
-from aelastic.tcpstore.child import FORKED_CONTROL, LAST, StoreProcess, Unanswered
+from aelastic.base.host import children as children_of_agent
+from aelastic.base.host import proc_table
+from aelastic.base.host.children import waited_for
+from aelastic.base.host.proc_table import Process
 from aelastic.workers import guard as guard_program
 from aelastic.workers import guard_process
+from aelastic.workers.forkserver import fork_server, parked, server_process
+from aelastic.workers.forkserver.command import PythonCommand
+from aelastic.workers.forkserver.fork_server import ForkServer
+from aelastic.workers.forkserver.parked import NoAnswerError, Parked
 from aelastic.workers.guard_process import GuardProcess
+from aelastic.workers.tcpstore import child as children
+from aelastic.workers.tcpstore.child import FORKED_CONTROL, LAST, StoreProcess, Unanswered
 
 PID = 2**22 + 1  # more than a kernel gives: it has ended
 

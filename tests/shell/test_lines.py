@@ -10,8 +10,8 @@ from queue import SimpleQueue
 import pytest
 from kit.waiting import DEADLINE_S, wait_for
 
-from aelastic.tcpstore import lines
-from aelastic.tcpstore.lines import Lines
+from aelastic.workers.tcpstore import lines
+from aelastic.workers.tcpstore.lines import Lines
 
 MOST = 3
 

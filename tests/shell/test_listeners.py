@@ -9,8 +9,8 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from aelastic.host import sockets
-from aelastic.host.sockets import LOOPBACKS, HeldPort, listen, listen_at
+from aelastic.base.host import sockets
+from aelastic.base.host.sockets import LOOPBACKS, HeldPort, listen, listen_at
 
 EVERYWHERE = {"0.0.0.0", "::"}
 

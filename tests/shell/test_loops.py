@@ -10,7 +10,7 @@ import re
 import anyio
 import pytest
 
-from aelastic.aio import (
+from aelastic.base.aio import (
     DESCRIBED_MAX,
     LOOPS,
     TELL_INTERVAL_S,

@@ -15,12 +15,12 @@ import pytest
 from kit.launching import LOOPS, run
 from kit.waiting import DEADLINE_S, wait_for
 
+from aelastic.base.host import names
+from aelastic.diagnose.stacks import collectives
 from aelastic.errors import InputError, RendezvousConnectionError
-from aelastic.host import names
 from aelastic.rdzv.protocol.codec import DOWNWARD
 from aelastic.rdzv.protocol.stream import NoConnectionError, Stream, connect
 from aelastic.rdzv.stores.endpoints import Endpoint, addresses_of, local_addresses_of
-from aelastic.stacks import collectives
 
 SOON_S = 0.01  # as long as a look-up may take that has no answer
 

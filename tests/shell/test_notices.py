@@ -16,13 +16,13 @@ from kit import decided
 from kit.virtual_clock import on_virtual_time
 
 from aelastic.agent.channels import NoticePages
+from aelastic.agent.group import events as ev
+from aelastic.agent.group.in_place import InPlace
+from aelastic.agent.group.phases import Exits, Phase
 from aelastic.agent.requests import notice_sources
 from aelastic.agent.requests.notice_sources import DEADLINE_S, NoticeSources
 from aelastic.agent.requests.notices import Notices
 from aelastic.agent.resources import Asked
-from aelastic.group import events as ev
-from aelastic.group.in_place import InPlace
-from aelastic.group.phases import Exits, Phase
 from aelastic.rdzv.protocol import requests as r
 from aelastic.spec import WorkerSpec
 from aelastic.training.notice.page import CALLS, FROZEN, NONE, SAVE, SAVED_AT, attach

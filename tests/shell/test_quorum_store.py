@@ -11,7 +11,7 @@ import anyio
 import pytest
 from kit.servers.etcd_cells import A
 
-from aelastic.doctor.endpoint_checks import check_endpoints
+from aelastic.cli.doctor.endpoint_checks import check_endpoints
 from aelastic.errors import AelasticError, InputError, RendezvousConnectionError
 from aelastic.rdzv.protocol.codec import to_text
 from aelastic.rdzv.settings import RendezvousSettings

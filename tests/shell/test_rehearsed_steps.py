@@ -15,13 +15,13 @@ import pytest
 from aelastic.cli import rehearsal
 from aelastic.cli.rehearsal import rehearse
 from aelastic.errors import InputError
-from aelastic.rehearse import command
-from aelastic.rehearse.cases import CannotError, Rehearsals
-from aelastic.rehearse.command import Wanted, run_rehearsal
-from aelastic.rehearse.files import Change, Files, Stamp, by_kind, changes, overwritten
-from aelastic.rehearse.judging import Judged, Undisturbed
-from aelastic.rehearse.noted import Habit, Noted
-from aelastic.rehearse.play import Play, Script, Worker
+from aelastic.tools.rehearse import command
+from aelastic.tools.rehearse.cases import CannotError, Rehearsals
+from aelastic.tools.rehearse.command import Wanted, run_rehearsal
+from aelastic.tools.rehearse.files import Change, Files, Stamp, by_kind, changes, overwritten
+from aelastic.tools.rehearse.judging import Judged, Undisturbed
+from aelastic.tools.rehearse.noted import Habit, Noted
+from aelastic.tools.rehearse.play import Play, Script, Worker
 from aelastic.training.rehearsed import notes
 
 

@@ -12,7 +12,7 @@ import pytest
 from kit.virtual_clock import on_virtual_time
 
 from aelastic.agent import watches
-from aelastic.agent.watches import START_IDLE_S, START_LIMIT_S, StartWatch
+from aelastic.agent.watches.watches import START_IDLE_S, START_LIMIT_S, StartWatch
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import RoundFormed, WorkersStarted
 

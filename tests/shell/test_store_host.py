@@ -15,13 +15,13 @@ import anyio.lowlevel
 import pytest
 from kit.virtual_clock import on_virtual_time
 
-from aelastic.host.children import waited_for
-from aelastic.host.names import Address, NoAnswerError
-from aelastic.tcpstore import child as children
-from aelastic.tcpstore import host as hosts
-from aelastic.tcpstore.child import LAST, Death, Fork, StoreProcess
-from aelastic.tcpstore.host import LONG_LIFE_S, NAME_TIMEOUT_S, PAUSE_MAX_S, STARTS_MAX, StoreHost
-from aelastic.tcpstore.server import next_command, pieces_of
+from aelastic.base.host.children import waited_for
+from aelastic.base.host.names import Address, NoAnswerError
+from aelastic.workers.tcpstore import child as children
+from aelastic.workers.tcpstore import host as hosts
+from aelastic.workers.tcpstore.child import LAST, Death, Fork, StoreProcess
+from aelastic.workers.tcpstore.host import LONG_LIFE_S, NAME_TIMEOUT_S, PAUSE_MAX_S, STARTS_MAX, StoreHost
+from aelastic.workers.tcpstore.server import next_command, pieces_of
 
 
 class Child:

@@ -18,8 +18,8 @@ from kit.shared_cell import InProcessCell, SharedWorld
 from kit.virtual_clock import on_virtual_time
 from kit.waiting import DEADLINE_S
 
-from aelastic import aio
-from aelastic.host.sockets import HeldPort
+from aelastic.base import aio
+from aelastic.base.host.sockets import HeldPort
 from aelastic.rdzv.leader.connections import Connections
 from aelastic.rdzv.leader.coordinator import Coordinator
 from aelastic.rdzv.leader.leader import Leader

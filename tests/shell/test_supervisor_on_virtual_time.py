@@ -34,8 +34,8 @@ from kit.stories.supervisor import told
 from kit.virtual_clock import Deadlock, on_virtual_time
 
 from aelastic import InputError, RunResult, Supervisor, WorkerBackend, WorkerExit, WorkerSpec, WorkerStart, WorkerState
+from aelastic.agent.watches.watch import Watch
 from aelastic.errors import HostError
-from aelastic.hangs.watch import Watch
 
 
 def test_its_stories_go_as_they_are_told() -> None:
@@ -200,7 +200,7 @@ async def test_a_watch_that_fails_is_told_and_the_job_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
-    monkeypatch.setattr("aelastic.hangs.file_timer.FileTimerServer", lambda *_: BrokenWatch())
+    monkeypatch.setattr("aelastic.agent.watches.file_timer.FileTimerServer", lambda *_: BrokenWatch())
     spec = WorkerSpec(local_world_size=1, entrypoint="train.py")
     result = await Supervisor(spec, backend=FakeBackend([Plan(after_s=9, exit=WorkerExit(0))])).run()
     assert result.state is WorkerState.SUCCEEDED

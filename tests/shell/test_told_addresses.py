@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from kit.shared_cell import InProcessCell, SharedWorld
 
-from aelastic.host import names
-from aelastic.host.sockets import HeldPort
+from aelastic.base.host import names
+from aelastic.base.host.sockets import HeldPort
 from aelastic.rdzv.campaigns import Campaigns
 from aelastic.rdzv.leader.job_state import Participant
 from aelastic.rdzv.protocol import listening

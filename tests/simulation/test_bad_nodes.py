@@ -16,7 +16,7 @@ from kit.effort import BAD_NODE_JOBS
 from kit.reports import Reports
 from kit.stories.coordinator import failure, node
 
-from aelastic.failures.failure import ProcessFailure
+from aelastic.diagnose.failures.failure import ProcessFailure
 from aelastic.rdzv.leader.coordinator import Coordinator
 from aelastic.rdzv.leader.coordinator_events import DeadlinePassed, Event, Lost, Phase
 from aelastic.rdzv.leader.roster import RoundRules

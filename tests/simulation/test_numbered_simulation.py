@@ -10,8 +10,8 @@ from kit.numbered import numbered
 from kit.simulated.simulation import simulation_of
 from kit.simulated.supervisor import Agent
 
-from aelastic.group import events as g
-from aelastic.group.worker_group import WorkerGroup
+from aelastic.agent.group import events as g
+from aelastic.agent.group.worker_group import WorkerGroup
 from aelastic.observe.run_state import RunEventSource, RunState
 from aelastic.rdzv.protocol import messages as m
 

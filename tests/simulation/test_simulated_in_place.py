@@ -14,12 +14,12 @@ from kit.simulated.checks import BrokenPromiseError
 from kit.simulated.in_place import InPlaceSimulation, in_place_simulation_of, simulate_in_place
 from kit.simulated.in_place_checks import InPlaceChecks
 
-from aelastic.core.machine import InvalidTransition
-from aelastic.decisions.decision import Decision
-from aelastic.group import events as ev
-from aelastic.group.in_place import InPlace, WorkerStage
-from aelastic.group.phases import Exits
-from aelastic.group.worker_group import WorkerGroup
+from aelastic.agent.group import events as ev
+from aelastic.agent.group.in_place import InPlace, WorkerStage
+from aelastic.agent.group.phases import Exits
+from aelastic.agent.group.worker_group import WorkerGroup
+from aelastic.base.machine import InvalidTransition
+from aelastic.rdzv.decisions.decision import Decision
 from aelastic.rdzv.leader.roster import Roster
 
 SEEDS_IN_A_TEST = 20

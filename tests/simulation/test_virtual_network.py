@@ -14,7 +14,7 @@ from kit.simulated.process import Clock, SimulatedProcess
 from kit.simulated.sockets import SimulatedPort
 from kit.simulated.world import FIN, RST, World, address_of
 
-from aelastic import aio
+from aelastic.base import aio
 from aelastic.rdzv.protocol.stream import LINGER_0
 
 PORT = 7000

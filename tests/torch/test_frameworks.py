@@ -77,7 +77,7 @@ def test_accelerate_trains_saves_and_resumes_after_a_crash(launch: Launcher, pyt
 # In an agent: a machine that computes else may import transformers for longer than the half minute after which an agent
 # makes do with what it has learned.  Then restarts would be warm, but without the trainer.
 PATIENT = f"""
-from aelastic.forkserver import learning
+from aelastic.workers.forkserver import learning
 learning.LEARN_TIMEOUT_S = {LAUNCH_TIMEOUT_S}
 """
 

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S), pytest.mark.ci, pytest.
 
 # The agent's, instead of 5 s.
 SHORT_GRACE = """
-from aelastic.group import worker_group
+from aelastic.agent.group import worker_group
 
 worker_group.GRACE_S = 1.0
 """

@@ -27,8 +27,8 @@ from kit.warm.interpreters import Warm
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
 from aelastic import InputError, ProcessFailure, Std, Supervisor, WorkerSpec, WorkerState
-from aelastic.group import events as g
-from aelastic.group.worker_group import WorkerGroup
+from aelastic.agent.group import events as g
+from aelastic.agent.group.worker_group import WorkerGroup
 from aelastic.observe import torch_events
 from aelastic.observe.run_events import RunEnded
 from aelastic.observe.run_state import RunEventSource

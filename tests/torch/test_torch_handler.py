@@ -19,8 +19,7 @@ from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, ran
 from kit.ports import quiet_port
 from kit.waiting import DEADLINE_S
 
-from aelastic.aio import Mailbox
-from aelastic.decisions import wording
+from aelastic.base.aio import Mailbox
 from aelastic.errors import (
     InputError,
     ProcessFailure,
@@ -30,6 +29,7 @@ from aelastic.errors import (
     RendezvousStateError,
 )
 from aelastic.rdzv import torch_handler_thread
+from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.settings import RendezvousSettings

@@ -15,10 +15,10 @@ from typing import Any
 
 import anyio
 
-from aelastic import aio
 from aelastic.agent.requests.commands import LINE_BYTES_MAX, Command, CommandError, command_of
 from aelastic.agent.requests.enquiries import Enquiries, Shown
-from aelastic.host import sockets
+from aelastic.base import aio
+from aelastic.base.host import sockets
 from aelastic.observe.observer import EventStream, Observers
 from aelastic.observe.run_events import Announced, Restarting, RunEnded, WorkersStarted
 from aelastic.rdzv.protocol import requests as r

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.sense import COUNT_MAX, NAME_MAX, SECONDS_MAX
 

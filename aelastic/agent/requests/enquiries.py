@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from aelastic import aio
 from aelastic.agent.requests.user_names import UserNames
-from aelastic.aio import Mailbox, described, run_sync
-from aelastic.core.record import Record
-from aelastic.health.stacks_endpoint import texts_of
-from aelastic.host.process_states import SETTLED_S
-from aelastic.host.usage import usage_of_leaders
+from aelastic.base import aio
+from aelastic.base.aio import Mailbox, described, run_sync
+from aelastic.base.host.process_states import SETTLED_S
+from aelastic.base.host.usage import usage_of_leaders
+from aelastic.base.record import Record
+from aelastic.observe.health.stacks_endpoint import texts_of
 from aelastic.observe.run_events import StacksTaken
 from aelastic.observe.run_state import RunState
 from aelastic.observe.status import describe, describe_ends

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import anyio
 
-from aelastic import aio
 from aelastic.agent.resources import Asked
-from aelastic.host.children import wait_ended
-from aelastic.host.programs import ProgramError, program
+from aelastic.base import aio
+from aelastic.base.host.children import wait_ended
+from aelastic.base.host.programs import ProgramError, program
 from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)

@@ -11,13 +11,13 @@ from typing import assert_never
 
 import anyio
 
-from aelastic import aio
+from aelastic.agent.group import events as ev
+from aelastic.agent.group.phases import Phase
 from aelastic.agent.resources import Asked, RunContext
-from aelastic.decisions import wording
-from aelastic.group import events as ev
-from aelastic.group.phases import Phase
-from aelastic.host import proc_table
+from aelastic.base import aio
+from aelastic.base.host import proc_table
 from aelastic.observe.run_events import Announced
+from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.protocol import requests as r
 from aelastic.training.notice.page import FROZEN, NONE, SAVE
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import anyio
 
-from aelastic.host import daemon_threads
+from aelastic.base.host import daemon_threads
 
 WITHIN_S = 1.0  # how long a request waits for the name that its reason mentions
 

@@ -15,10 +15,10 @@ from contextlib import suppress
 from typing import Any
 
 from aelastic.cli.converters import one_of
+from aelastic.cli.manual.table import COMMANDS
+from aelastic.cli.manual.topics import topics
 from aelastic.cli.options import COMPLETION_SHELLS, Option
 from aelastic.errors import InputError
-from aelastic.manual.table import COMMANDS
-from aelastic.manual.topics import topics
 
 
 def print_completion(shell: str, groups: Mapping[str, tuple[Option, ...]]) -> None:

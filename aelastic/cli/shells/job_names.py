@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from aelastic.host import sockets
+from aelastic.base.host import sockets
 
 ANSWERS_S = 0.3  # for the answers of all agents
 # Words that a shell takes as they are: `compgen -W` would run a command in an id.

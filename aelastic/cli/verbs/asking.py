@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from aelastic.base.host import sockets
+from aelastic.cli.manual.parsing import parser_of
 from aelastic.cli.verbs import texts
 from aelastic.cli.verbs.jobs import (
     EXIT_NO_ANSWER,
@@ -28,12 +30,10 @@ from aelastic.cli.verbs.jobs import (
     NoAnswerError,
     Said,
 )
+from aelastic.diagnose.failures.failure import printable
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT, InputError
-from aelastic.failures.failure import printable
-from aelastic.host import sockets
-from aelastic.manual.parsing import parser_of
 from aelastic.observe.status_text import counted
-from aelastic.ui.commands import WrongUsageError, paint_for
+from aelastic.observe.ui.commands import WrongUsageError, paint_for
 
 EXIT_CODES = {"ok": 0, "refused": EXIT_FAILURE, "not-allowed": EXIT_FAILURE, "no-answer": EXIT_NO_ANSWER}
 WATCH_S = 1.0

@@ -16,23 +16,23 @@ from typing import Any, NamedTuple
 
 from aelastic.agent.error_rules import ErrorRules
 from aelastic.cli.converters import read_policy
-from aelastic.decisions import wording
-from aelastic.decisions.as_json import from_json, to_json
-from aelastic.decisions.cause import Cause, CauseKind
-from aelastic.decisions.decision import Decision
+from aelastic.cli.manual.parsing import parser_of
+from aelastic.diagnose.failures.failure import SHARED_FIELDS, ProcessFailure, epoch_s
 from aelastic.errors import InputError
-from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure, epoch_s
-from aelastic.manual.parsing import parser_of
 from aelastic.observe.run_events import Recovered
 from aelastic.observe.run_state import GenerationEnd
 from aelastic.observe.status import describe_ends
+from aelastic.observe.ui.commands import say
+from aelastic.observe.ui.progress_line import ProgressLine
+from aelastic.rdzv.decisions import wording
+from aelastic.rdzv.decisions.as_json import from_json, to_json
+from aelastic.rdzv.decisions.cause import Cause, CauseKind
+from aelastic.rdzv.decisions.decision import Decision
 from aelastic.rdzv.ledger import NONE, Ledger, Reached
 from aelastic.rdzv.restart_policy import End, RestartPolicy, cause_of
 from aelastic.rdzv.restart_rules import Rule, parse
-from aelastic.timeline.files import read_all
-from aelastic.timeline.reader import Entry, recovered_in
-from aelastic.ui.commands import say
-from aelastic.ui.progress_line import ProgressLine
+from aelastic.tools.timeline.files import read_all
+from aelastic.tools.timeline.reader import Entry, recovered_in
 
 Json = dict[str, Any]
 

@@ -11,9 +11,9 @@ from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
+from aelastic.base.host import sockets
 from aelastic.cli.verbs import texts
 from aelastic.errors import EXIT_INPUT
-from aelastic.host import sockets
 
 EXIT_NO_JOB, EXIT_NO_ANSWER = 3, 4
 # An agent waits 8 s for stacks from other nodes, 5 s for everything else.

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from aelastic.failures.failure import printable
-from aelastic.host.kernel_states import told as told_of
+from aelastic.base.host.kernel_states import told as told_of
+from aelastic.diagnose.failures.failure import printable
 from aelastic.observe.status_text import counted, duration
-from aelastic.ui.commands import Colour, Paint, plain
+from aelastic.observe.ui.commands import Colour, Paint, plain
 
 Said = Mapping[str, Any]
 # Run ids that aelastic chose.

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from aelastic.core.machine import Machine, Story
-from aelastic.decisions.cause import Cause, CauseKind
-from aelastic.decisions.decision import next_round
+from aelastic.base.machine import Machine, Story
+from aelastic.rdzv.decisions.cause import Cause, CauseKind
+from aelastic.rdzv.decisions.decision import next_round
 from aelastic.rdzv.leader import coordinator_events as ev
 from aelastic.rdzv.leader.coordinator_events import Phase, Send
 from aelastic.rdzv.leader.drain import Drain

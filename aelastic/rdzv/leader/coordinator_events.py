@@ -8,9 +8,9 @@ from __future__ import annotations
 from enum import StrEnum, auto
 from typing import TypeAlias
 
-from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  also an event of this core
-from aelastic.core.record import Record
-from aelastic.decisions.cause import CauseKind
+from aelastic.base.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  also an event of this core
+from aelastic.base.record import Record
+from aelastic.rdzv.decisions.cause import CauseKind
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 

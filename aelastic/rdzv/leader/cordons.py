@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from aelastic.decisions import wording
-from aelastic.decisions.cause import Cause, CauseKind
+from aelastic.rdzv.decisions import wording
+from aelastic.rdzv.decisions.cause import Cause, CauseKind
 from aelastic.rdzv.leader.coordinator_events import Send
 from aelastic.rdzv.leader.roster import Roster
 from aelastic.rdzv.ledger import Ledger

@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import Generic, TypeVar, assert_never
 
-from aelastic.core.record import Record
-from aelastic.decisions import wording
-from aelastic.decisions.cause import Cause, CauseKind, SaveOutcome
-from aelastic.decisions.decision import Decision, DecisionKind
+from aelastic.base.record import Record
+from aelastic.rdzv.decisions import wording
+from aelastic.rdzv.decisions.cause import Cause, CauseKind, SaveOutcome
+from aelastic.rdzv.decisions.decision import Decision, DecisionKind
 from aelastic.rdzv.protocol.messages import Ended, Outcome
 from aelastic.rdzv.protocol.requests import (
     DEADLINE_MIN_S,

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf
 
-from aelastic.core.record import Record
-from aelastic.decisions.cause import PENDING, Cause, CauseKind
-from aelastic.failures.failure import ProcessFailure
+from aelastic.base.record import Record
+from aelastic.diagnose.failures.failure import ProcessFailure
+from aelastic.rdzv.decisions.cause import PENDING, Cause, CauseKind
 from aelastic.rdzv.leader.coordinator_events import Lost
 from aelastic.rdzv.ledger import Reached, most_of
 from aelastic.rdzv.protocol import messages as m

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from math import inf
 
-from aelastic.decisions.cause import Cause, CauseKind
-from aelastic.decisions.decision import Decision, next_round
+from aelastic.rdzv.decisions.cause import Cause, CauseKind
+from aelastic.rdzv.decisions.decision import Decision, next_round
 from aelastic.rdzv.leader.coordinator_events import Lost, Phase, Send
 from aelastic.rdzv.leader.cordons import Cordons
 from aelastic.rdzv.leader.drain import Crew

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from aelastic.decisions.cause import Cause, CauseKind
+from aelastic.rdzv.decisions.cause import Cause, CauseKind
 from aelastic.rdzv.protocol.messages import NodePhase, Past
 
 

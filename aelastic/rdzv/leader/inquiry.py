@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from aelastic.failures.places import Place, compare
+from aelastic.diagnose.failures.places import Place, compare
 from aelastic.rdzv.leader.coordinator_events import Send
 from aelastic.rdzv.leader.roster import Roster
 from aelastic.rdzv.protocol import messages as m

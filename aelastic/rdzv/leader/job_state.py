@@ -8,8 +8,8 @@ from functools import lru_cache
 from zlib import compress, decompressobj
 from zlib import error as zlib_error
 
-from aelastic.core.record import Record
-from aelastic.host.sockets import is_address
+from aelastic.base.host.sockets import is_address
+from aelastic.base.record import Record
 from aelastic.rdzv.ledger import Ledger
 from aelastic.rdzv.log.entries import Entry, Payload
 from aelastic.rdzv.protocol import messages as m

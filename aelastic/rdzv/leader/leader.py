@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import assert_never
 
-from aelastic.core.machine import Machine, Story
-from aelastic.decisions.cause import CauseKind
+from aelastic.base.machine import Machine, Story
+from aelastic.rdzv.decisions.cause import CauseKind
 from aelastic.rdzv.leader import leader_events as ev
 from aelastic.rdzv.leader.connections import Connections
 from aelastic.rdzv.leader.coordinator import Coordinator

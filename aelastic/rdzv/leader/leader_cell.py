@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 from aelastic.rdzv.leader import leader_events as ev
 from aelastic.rdzv.log.cell import Cell
 from aelastic.rdzv.log.seen import NOTHING_SEEN, Seen

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aelastic.core.record import Record
-from aelastic.decisions.cause import Cause, CauseKind, first_of, listed
-from aelastic.decisions.decision import Decision, DecisionKind
+from aelastic.base.record import Record
+from aelastic.rdzv.decisions.cause import Cause, CauseKind, first_of, listed
+from aelastic.rdzv.decisions.decision import Decision, DecisionKind
 from aelastic.rdzv.leader.coordinator_events import Send
 from aelastic.rdzv.leader.drain import Crew
 from aelastic.rdzv.leader.job_state import Round, round_of

@@ -6,7 +6,7 @@ has written in between.
 
 from __future__ import annotations
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 from aelastic.rdzv.log.entries import Accepted, Entry, EntryRef, log_of
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import NamedTuple, NewType, TypeAlias
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 
 # What an entry is about; opaque to the log.
 Payload = NewType("Payload", str)

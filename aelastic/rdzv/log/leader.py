@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 from aelastic.rdzv.log import votes as voting
 from aelastic.rdzv.log.cell import Cell, write
 from aelastic.rdzv.log.entries import (

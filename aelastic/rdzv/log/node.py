@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum, auto
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 from aelastic.rdzv.log.entries import Accepted, Entry, EntryId, EntryRef, id_of, log_of, order, whole
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 from aelastic.rdzv.log.cell import Cell
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 from aelastic.rdzv.log.entries import Configuration, Entry
 
 # In a round with more members, only a few of them vote, because a proposal travels whole to each voter.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from aelastic.core.record import Record
-from aelastic.decisions import wording
-from aelastic.decisions.cause import listed
+from aelastic.base.record import Record
+from aelastic.rdzv.decisions import wording
+from aelastic.rdzv.decisions.cause import listed
 from aelastic.rdzv.leader.job_state import JobState, state_in
 from aelastic.rdzv.log.entries import Entry, id_of
 from aelastic.rdzv.log.node import Node

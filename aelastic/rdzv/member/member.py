@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import assert_never
 from zlib import crc32
 
-from aelastic.core.machine import Machine, Story
-from aelastic.decisions.cause import Cause, CauseKind
+from aelastic.base.machine import Machine, Story
+from aelastic.rdzv.decisions.cause import Cause, CauseKind
 from aelastic.rdzv.log import node as following
 from aelastic.rdzv.log.entries import Entry, log_of
 from aelastic.rdzv.log.node import Close, Node

@@ -8,8 +8,8 @@ from __future__ import annotations
 from enum import StrEnum, auto
 from typing import TypeAlias
 
-from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  also an event of this core
-from aelastic.core.record import Record
+from aelastic.base.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  also an event of this core
+from aelastic.base.record import Record
 from aelastic.rdzv.log.node import Close, Node
 from aelastic.rdzv.log.seen import Seen
 from aelastic.rdzv.protocol import messages as m

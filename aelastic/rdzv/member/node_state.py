@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from aelastic.decisions.cause import Cause
-from aelastic.decisions.decision import next_round
-from aelastic.failures.failure import ProcessFailure
+from aelastic.diagnose.failures.failure import ProcessFailure
+from aelastic.rdzv.decisions.cause import Cause
+from aelastic.rdzv.decisions.decision import next_round
 from aelastic.rdzv.ledger import Reached
 from aelastic.rdzv.log.node import Status as LogStatus
 from aelastic.rdzv.protocol import messages as m

@@ -21,8 +21,8 @@ from hmac import compare_digest
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from aelastic.core.record import Record
-from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
+from aelastic.base.record import Record
+from aelastic.diagnose.failures.failure import SHARED_FIELDS, ProcessFailure
 from aelastic.rdzv.log.entries import Payload
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.handshake import TAG_BYTES, ProofError, Tagger

@@ -10,9 +10,9 @@ import itertools
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
-from aelastic import aio
-from aelastic.aio import Mailbox
-from aelastic.host.sockets import HeldPort
+from aelastic.base import aio
+from aelastic.base.aio import Mailbox
+from aelastic.base.host.sockets import HeldPort
 from aelastic.rdzv.protocol.codec import WireError
 from aelastic.rdzv.protocol.handshake import ProofError
 from aelastic.rdzv.protocol.proofs import Proofs

@@ -6,8 +6,8 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 
+from aelastic.base.host.sockets import LOOPBACKS, HeldPort, is_address, is_loopback, loopback_address
 from aelastic.errors import InputError, RendezvousError
-from aelastic.host.sockets import LOOPBACKS, HeldPort, is_address, is_loopback, loopback_address
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores.endpoint_cell import EndpointCell
 from aelastic.rdzv.stores.endpoints import RESOLVE_TIMEOUT_S, Endpoint, local_addresses_of, told_elsewhere

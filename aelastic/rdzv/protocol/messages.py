@@ -14,11 +14,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TypeAlias
 
-from aelastic.core.record import Record
-from aelastic.decisions.cause import Cause
-from aelastic.decisions.decision import Decision
-from aelastic.failures.failure import ProcessFailure
-from aelastic.failures.places import Place
+from aelastic.base.record import Record
+from aelastic.diagnose.failures.failure import ProcessFailure
+from aelastic.diagnose.failures.places import Place
+from aelastic.rdzv.decisions.cause import Cause
+from aelastic.rdzv.decisions.decision import Decision
 from aelastic.rdzv.ledger import Reached
 from aelastic.rdzv.log import node as log
 from aelastic.rdzv.log.cell import Cell

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
-from aelastic.host.sockets import is_loopback
+from aelastic.base.host.sockets import is_loopback
 from aelastic.rdzv.protocol.addresses import plain_address
 from aelastic.rdzv.protocol.codec import PROTOCOL
 from aelastic.rdzv.protocol.handshake import NONCE_BYTES, Handshake

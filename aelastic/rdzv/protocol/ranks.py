@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 
 
 class NodeRanks(Record):

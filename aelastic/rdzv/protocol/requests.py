@@ -10,8 +10,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TypeAlias
 
-from aelastic.core.record import Record
-from aelastic.decisions.cause import Cause
+from aelastic.base.record import Record
+from aelastic.rdzv.decisions.cause import Cause
 
 # Node to leader.
 

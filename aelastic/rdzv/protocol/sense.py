@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aelastic.core.record import Record
-from aelastic.decisions.cause import NAMES_MAX, Cause
-from aelastic.decisions.decision import Decision
-from aelastic.failures.failure import ProcessFailure, printable
+from aelastic.base.record import Record
+from aelastic.diagnose.failures.failure import ProcessFailure, printable
+from aelastic.rdzv.decisions.cause import NAMES_MAX, Cause
+from aelastic.rdzv.decisions.decision import Decision
 from aelastic.rdzv.ledger import EXCLUDED_MAX, SPENT_MAX, Blamed, Excluded, Ledger, Reached, Spent
 from aelastic.rdzv.log.entries import Entry
 from aelastic.rdzv.log.node import Status as LogStatus

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import anyio
 
-from aelastic import aio
-from aelastic.aio import OUT_OF_FILES_PAUSE_S, RareWarnings, attach, described, next_connection
+from aelastic.base import aio
+from aelastic.base.aio import OUT_OF_FILES_PAUSE_S, RareWarnings, attach, described, next_connection
 from aelastic.rdzv.protocol.addresses import plain_address
 from aelastic.rdzv.protocol.handshake import ProofError
 from aelastic.rdzv.protocol.stream import Stream

@@ -17,9 +17,9 @@ from typing import Any, Protocol, cast
 
 import anyio
 
-from aelastic.core.record import Record
-from aelastic.host import names
-from aelastic.host.resending import resend_soon
+from aelastic.base.host import names
+from aelastic.base.host.resending import resend_soon
+from aelastic.base.record import Record
 from aelastic.rdzv.log.node import Close
 from aelastic.rdzv.protocol.codec import HEAD_BYTES, Decoder, WireError
 from aelastic.rdzv.protocol.handshake import Handshake, ProofError, Tagger

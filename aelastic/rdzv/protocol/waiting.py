@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 
 
 class WaitKind(StrEnum):

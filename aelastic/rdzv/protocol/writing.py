@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from aelastic import aio
+from aelastic.base import aio
 from aelastic.errors import InputError, RendezvousConnectionError
 from aelastic.rdzv.protocol.codec import WireError, from_text
 from aelastic.rdzv.protocol.keys import Key

@@ -13,8 +13,8 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
+from aelastic.base.host.sockets import LOOPBACKS, is_at_all, is_loopback, listen, listen_at, loopback_address
 from aelastic.errors import InputError, RendezvousConnectionError
-from aelastic.host.sockets import LOOPBACKS, is_at_all, is_loopback, listen, listen_at, loopback_address
 from aelastic.rdzv.settings import C10D_PORT, RendezvousSettings, split_endpoint
 from aelastic.rdzv.stores.endpoints import (
     Endpoint,
@@ -28,7 +28,7 @@ from aelastic.rdzv.stores.endpoints import (
 from aelastic.rdzv.stores.register_cells import cell_from_bytes
 from aelastic.rdzv.stores.store import Store
 from aelastic.rdzv.stores.tcp_store import TcpStore, run_key
-from aelastic.tcpstore.child import Fork
+from aelastic.workers.tcpstore.child import Fork
 
 _log = logging.getLogger(__name__)
 

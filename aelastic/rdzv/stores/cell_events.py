@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 from aelastic.rdzv.protocol import messages as m
 
 

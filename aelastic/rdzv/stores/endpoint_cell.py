@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from aelastic import aio
+from aelastic.base import aio
 from aelastic.errors import InputError, RendezvousStateError
 from aelastic.rdzv.leader.job_state import state_in
 from aelastic.rdzv.protocol.codec import OtherProtocolError, WireError, from_text, to_text

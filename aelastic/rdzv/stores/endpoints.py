@@ -14,10 +14,10 @@ from typing import Any
 import anyio
 from anyio.abc import SocketAttribute, SocketStream
 
-from aelastic.core.record import Record
+from aelastic.base.host import names
+from aelastic.base.host.sockets import is_loopback
+from aelastic.base.record import Record
 from aelastic.errors import InputError, RendezvousConnectionError
-from aelastic.host import names
-from aelastic.host.sockets import is_loopback
 from aelastic.rdzv.protocol.addresses import plain_address
 from aelastic.rdzv.settings import RendezvousSettings
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import anyio
 
-from aelastic.core.record import Record
+from aelastic.base.host import names
+from aelastic.base.record import Record
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
-from aelastic.host import names
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores.etcd_settings import Endpoint, etcd_settings
 from aelastic.rdzv.stores.store import Store

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 from aelastic.errors import InputError
 from aelastic.rdzv.settings import RendezvousSettings
 

@@ -15,8 +15,8 @@ from functools import partial
 
 import anyio
 
-from aelastic import aio
-from aelastic.aio import Mailbox
+from aelastic.base import aio
+from aelastic.base.aio import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores import register_events as ev
@@ -25,7 +25,7 @@ from aelastic.rdzv.stores.endpoints import Endpoint, endpoints_of, look_up_limit
 from aelastic.rdzv.stores.register import LIMIT_S, Register
 from aelastic.rdzv.stores.register_cells import MARK, Cell, cell_from_bytes, cell_to_bytes
 from aelastic.rdzv.stores.store import Store
-from aelastic.tcpstore.template import StoreTemplate
+from aelastic.workers.tcpstore.template import StoreTemplate
 
 _log = logging.getLogger(__name__)
 

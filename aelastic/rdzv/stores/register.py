@@ -51,7 +51,7 @@ from enum import StrEnum, auto
 from typing import assert_never
 from zlib import crc32
 
-from aelastic.core.machine import Machine, Story
+from aelastic.base.machine import Machine, Story
 from aelastic.rdzv.stores import register_events as ev
 from aelastic.rdzv.stores.register_attempt import Attempt, Basis
 from aelastic.rdzv.stores.register_cells import Ballot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 from aelastic.rdzv.stores.register_cells import Ballot, Cell, Vote
 
 NO_BALLOT = Ballot(0, "")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 
 # The first word of a cell.  A store that is the only endpoint keeps a JSON list instead (`endpoint_cell.py`).
 MARK = b"quorum "

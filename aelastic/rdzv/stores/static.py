@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from aelastic.base.host.sockets import LOOPBACKS, is_loopback
 from aelastic.errors import RendezvousConnectionError
-from aelastic.host.sockets import LOOPBACKS, is_loopback
 from aelastic.rdzv.settings import RendezvousSettings, split_endpoint
 from aelastic.rdzv.stores.c10d import C10dStore
 from aelastic.rdzv.stores.endpoints import Endpoint, first_of, local_addresses_of, told_elsewhere, useful_elsewhere
 from aelastic.rdzv.stores.store import Store
 from aelastic.rdzv.stores.tcp_store import SERVED_FOR, printable, run_key
-from aelastic.tcpstore.host import StoreHost
+from aelastic.workers.tcpstore.host import StoreHost
 
 _log = logging.getLogger(__name__)
 

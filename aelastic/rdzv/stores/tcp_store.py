@@ -22,7 +22,7 @@ import anyio
 
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.rdzv.stores.endpoints import RESOLVE_TIMEOUT_S, Endpoint, first_words, probe
-from aelastic.tcpstore.child import Death, Fork, Refusal, StoreProcess, Unanswered
+from aelastic.workers.tcpstore.child import Death, Fork, Refusal, StoreProcess, Unanswered
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class TcpStore:
         read_timeout_s: how long a store may be silent.
         fork: see `StoreProcess`.
         look_up_s: how long to wait for a name server.
-        lines: how many connections to another agent's store there may be (`tcpstore/lines.py`).
+        lines: how many connections to another agent's store there may be (`workers/tcpstore/lines.py`).
     """
 
     def __init__(

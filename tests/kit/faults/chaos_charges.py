@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from aelastic.decisions.cause import CauseKind
+from aelastic.rdzv.decisions.cause import CauseKind
 from kit.faults.chaos import LEASE_S, Battlefield, Fault
 from kit.faults.charging import EITHER, KILLED_LEAD_S, Loss, legal_charges
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeAlias
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 from aelastic.rdzv.log import cell as cells
 from aelastic.rdzv.log import leader as leading
 from aelastic.rdzv.log import node as following

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from aelastic.host.children import waited_for
+from aelastic.base.host.children import waited_for
 from kit.launching import stand_still
 from kit.ports import quiet_port
 from kit.servers.programs import missing

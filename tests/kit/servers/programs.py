@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from aelastic.host.children import waited_for
+from aelastic.base.host.children import waited_for
 
 
 def missing(message: str, kind: str) -> NoReturn:

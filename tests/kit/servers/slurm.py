@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from aelastic.host import proc_table
+from aelastic.base.host import proc_table
 from kit.faults import netns
 from kit.launching import Job, cmdline
 from kit.ports import quiet_port

@@ -14,7 +14,7 @@ from kit.servers.programs import running
 # Tells its port, and lasts as long as its stdin; its argument is the port, 0: any.
 STORE = """
 import sys
-from aelastic.tcpstore.server import ask_no_name_server, import_store
+from aelastic.workers.tcpstore.server import ask_no_name_server, import_store
 
 ask_no_name_server()
 store = import_store("quick")(
@@ -36,6 +36,6 @@ def external_store() -> Iterator[str]:
 def in_each_store(folder: Path, body: str) -> dict[str, str]:
     """An environment in which the process of a store first runs this line; it knows itself by its command line."""
     folder.mkdir(exist_ok=True)
-    code = f'import os, sys\nif "tcpstore/server.py" in " ".join(sys.orig_argv):\n    {body}\n'
+    code = f'import os, sys\nif "workers/tcpstore/server.py" in " ".join(sys.orig_argv):\n    {body}\n'
     (folder / "sitecustomize.py").write_text(code)
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}

@@ -17,8 +17,8 @@ from typing import Any, get_args
 
 import anyio
 
+from aelastic.diagnose.failures.places import Place
 from aelastic.errors import ProcessFailure
-from aelastic.failures.places import Place
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.settings import RendezvousSettings

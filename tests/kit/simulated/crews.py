@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import TYPE_CHECKING
 
-from aelastic.group import events as g
+from aelastic.agent.group import events as g
 from aelastic.rdzv.protocol.messages import Assigned
 from kit.simulated.world import World
 

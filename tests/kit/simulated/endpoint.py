@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aelastic.core.record import Record
+from aelastic.base.record import Record
 from aelastic.rdzv.protocol.codec import from_text
 from aelastic.rdzv.protocol.messages import StoredCell
 from aelastic.rdzv.stores.endpoint_cell import EndpointCell

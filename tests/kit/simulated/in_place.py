@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from aelastic.group.in_place import GRACE_S
+from aelastic.agent.group.in_place import GRACE_S
 from aelastic.rdzv.protocol.requests import Verb
 from aelastic.rdzv.settings import RendezvousSettings
 from kit.simulated.crews import Habits, Place, Process, Workplace

@@ -9,10 +9,10 @@ import signal
 from functools import partial
 from typing import Any
 
+from aelastic.agent.group import events as g
+from aelastic.agent.group.in_place import WorkerStage
+from aelastic.agent.group.phases import Phase
 from aelastic.errors import ProcessFailure
-from aelastic.group import events as g
-from aelastic.group.in_place import WorkerStage
-from aelastic.group.phases import Phase
 from aelastic.observe.run_state import RunEventSource
 from aelastic.rdzv.protocol.messages import Assigned, OptedIn, Prepared, Starts
 from kit.simulated.crews import Place, Process, Workplace

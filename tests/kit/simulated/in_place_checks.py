@@ -12,11 +12,11 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from aelastic.decisions.cause import CauseKind
-from aelastic.decisions.wording import text_of
-from aelastic.group import events as g
-from aelastic.group.in_place import GRACE_S
+from aelastic.agent.group import events as g
+from aelastic.agent.group.in_place import GRACE_S
 from aelastic.observe import run_events as run
+from aelastic.rdzv.decisions.cause import CauseKind
+from aelastic.rdzv.decisions.wording import text_of
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from kit.simulated.bounds import KILLED_AFTER_S

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from aelastic import aio
-from aelastic.core.machine import Machine
-from aelastic.group.worker_group import WorkerGroup
+from aelastic.agent.group.worker_group import WorkerGroup
+from aelastic.base import aio
+from aelastic.base.machine import Machine
 from aelastic.rdzv import agent_link
 from aelastic.rdzv.leader.leader import Leader
 from aelastic.rdzv.member.member import Member

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from aelastic.aio import Mailbox
+from aelastic.agent.group import events as g
+from aelastic.agent.group.worker_group import WorkerGroup
+from aelastic.base.aio import Mailbox
 from aelastic.errors import InputError, ProcessFailure, RendezvousError
-from aelastic.group import events as g
-from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv.protocol.messages import (
     Assigned,
     Compared,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from aelastic.group import events as g
+from aelastic.agent.group import events as g
 from aelastic.rdzv.protocol import requests as r
 from aelastic.training.notice.page import FROZEN, NONE, SAVE
 from kit.simulated.world import World

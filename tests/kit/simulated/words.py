@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from aelastic.core.record import Record
-from aelastic.decisions import wording
-from aelastic.decisions.decision import Decision
+from aelastic.base.record import Record
 from aelastic.errors import ProcessFailure
+from aelastic.rdzv.decisions import wording
+from aelastic.rdzv.decisions.decision import Decision
 from aelastic.rdzv.log.entries import Accepted, Entry, EntryId
 from aelastic.rdzv.protocol import messages as m
 

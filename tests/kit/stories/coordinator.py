@@ -18,9 +18,9 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from aelastic.decisions import wording
+from aelastic.diagnose.failures.places import Place
 from aelastic.errors import ProcessFailure
-from aelastic.failures.places import Place
+from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.leader.coordinator import Coordinator
 from aelastic.rdzv.leader.coordinator_events import Broken, DeadlinePassed, Event, Lost, Phase, Send
 from aelastic.rdzv.leader.job_state import JobState, round_of

@@ -11,9 +11,9 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from aelastic.decisions import wording
-from aelastic.decisions.decision import Decision
-from aelastic.failures.failure import ProcessFailure
+from aelastic.diagnose.failures.failure import ProcessFailure
+from aelastic.rdzv.decisions import wording
+from aelastic.rdzv.decisions.decision import Decision
 from aelastic.rdzv.ledger import UNKNOWN, Ledger, Reached
 from aelastic.rdzv.restart_policy import End, RestartPolicy, cause_of
 from aelastic.rdzv.restart_rules import parse

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-from aelastic.decisions import wording
+from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.leader.drain import Crew, Drain
 from aelastic.rdzv.protocol.requests import Answer, Ask, Frozen, Notice, Saved, Verb
 from kit.stories import files, texts

@@ -9,11 +9,9 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
-from aelastic.decisions import wording
-from aelastic.decisions.decision import Decision
+from aelastic.agent.group.events import WorkerState
+from aelastic.agent.group.phases import Phase
 from aelastic.errors import ProcessFailure
-from aelastic.group.events import WorkerState
-from aelastic.group.phases import Phase
 from aelastic.observe.event_log import Records
 from aelastic.observe.run_events import (
     Changed,
@@ -31,6 +29,8 @@ from aelastic.observe.run_events import (
     WorkerReached,
     WorkersStarted,
 )
+from aelastic.rdzv.decisions import wording
+from aelastic.rdzv.decisions.decision import Decision
 from kit import decided
 
 _BEGAN = 1_770_000_000  # seconds since 1970

@@ -9,11 +9,11 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-from aelastic.core.machine import DeadlinePassed
-from aelastic.decisions import wording
+from aelastic.agent.group import events as ev
+from aelastic.agent.group.worker_group import WorkerGroup
+from aelastic.base.machine import DeadlinePassed
 from aelastic.errors import ProcessFailure
-from aelastic.group import events as ev
-from aelastic.group.worker_group import WorkerGroup
+from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome, StartAhead
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.spec import WorkerSpec

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from aelastic.core.record import Record
-from aelastic.decisions import wording
-from aelastic.decisions.decision import Decision
+from aelastic.agent.group.phases import Phase
+from aelastic.base.record import Record
 from aelastic.errors import ProcessFailure
-from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.run_state import RunEventSource
+from aelastic.rdzv.decisions import wording
+from aelastic.rdzv.decisions.decision import Decision
 from kit.stories import files, group
 from kit.stories.files import Story
 

@@ -17,7 +17,7 @@ import pytest
 
 from aelastic import RunResult, Supervisor, WorkerExit, WorkerSpec
 from aelastic.agent.postmortem import Postmortem
-from aelastic.hangs.watch import Found
+from aelastic.agent.watches.watch import Found
 from aelastic.logs import run_logs
 from aelastic.logs.follower import Follower
 from aelastic.observe.observer import Observer

@@ -12,12 +12,12 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from aelastic.decisions.decision import Decision
-from aelastic.group.events import WorkerState
-from aelastic.group.phases import Phase
+from aelastic.agent.group.events import WorkerState
+from aelastic.agent.group.phases import Phase
 from aelastic.observe import run_events as ev
-from aelastic.timeline.model import NodeStory, Restart
-from aelastic.timeline.model import Story as Timeline
+from aelastic.rdzv.decisions.decision import Decision
+from aelastic.tools.timeline.model import NodeStory, Restart
+from aelastic.tools.timeline.model import Story as Timeline
 from kit import decided
 from kit.stories import files
 from kit.stories.event_logs import NodeLog

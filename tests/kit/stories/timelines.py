@@ -7,9 +7,9 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-from aelastic.timeline.merge import tell_story
-from aelastic.timeline.model import Story
-from aelastic.timeline.reader import Log, read_logs
+from aelastic.tools.timeline.merge import tell_story
+from aelastic.tools.timeline.model import Story
+from aelastic.tools.timeline.reader import Log, read_logs
 from kit import decided
 from kit.stories.event_logs import NodeLog
 

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-from aelastic.hangs import timer_rules as t
+from aelastic.diagnose.hangs import timer_rules as t
 from kit.stories import files, texts
 from kit.stories.files import Story, options_of
 

@@ -39,7 +39,7 @@ _NOT_PRELOADED = (
     "torch_handler",
     "timeline",
     "rehearse",
-    "tcpstore.server",
+    "workers.tcpstore.server",
     "training.",
     "__main__",
 )

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-from aelastic.host import proc_table
+from aelastic.base.host import proc_table
 from kit.warm.descendants import descendants
 
 _TESTS = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ from kit.warm import fork
 
 def preload(what: str) -> None:
     if what == "store":
-        from aelastic.tcpstore import server
+        from aelastic.workers.tcpstore import server
 
         server.import_store("quick")
         extension: Any = sys.modules["torch._C"]

@@ -1,0 +1,9 @@
+"""What everything stands on; it knows nothing of jobs.
+
+- `record`: immutable values, which cores and shells exchange
+- `machine`: the base of a core: one entrance for events, the story of the last ones, invariants that tests check
+- `aio`: what asyncio and anyio lack for an agent
+- `host`: this machine, as the kernel shows it
+"""
+
+__all__ = ["aio", "machine", "record"]

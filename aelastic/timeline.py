@@ -1,0 +1,8 @@
+"""`python -m aelastic.timeline`, which `aelastic timeline` does as well."""
+
+if __name__ == "__main__":
+    import sys
+
+    from aelastic.tools.timeline.command import main
+
+    sys.exit(main())
