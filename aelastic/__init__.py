@@ -34,11 +34,11 @@ TYPE_CHECKING = False  # without `typing`, which a training script that uses not
 if TYPE_CHECKING:
     from typing import Any
 
-    from aelastic.agent.group.events import Worker, WorkerState
     from aelastic.agent.group.worker_group import WorkerGroup
     from aelastic.compat.launcher.elastic_launch import elastic_launch, launch_agent
     from aelastic.compat.launcher.errors import SignalException
     from aelastic.compat.launcher.launch_config import LaunchConfig
+    from aelastic.diagnose.hangs.options import ExpectedOutput
     from aelastic.errors import (
         AelasticError,
         ChildFailedError,
@@ -61,11 +61,12 @@ if TYPE_CHECKING:
     from aelastic.observe.observer import Observer
     from aelastic.rdzv.settings import RendezvousSettings
     from aelastic.result import RunResult
-    from aelastic.settings import ExpectedOutput, Std
+    from aelastic.settings import Std
     from aelastic.spec import WorkerSpec
     from aelastic.supervisor import Supervisor
     from aelastic.training.decorator import in_place
     from aelastic.workers.backend import WorkerBackend, WorkerExit, WorkerStart
+    from aelastic.workers.states import Worker, WorkerState
 
 __all__ = [
     "AelasticError", "ChildFailedError", "ErrorHandler", "ExpectedOutput", "HealthCheckServer", "HostError",
@@ -85,13 +86,14 @@ _HOMES = {
         "get_error_handler", "record",
     ),
     "agent.group.worker_group": ("WorkerGroup",),
-    "agent.group.events": ("Worker", "WorkerState"),
+    "workers.states": ("Worker", "WorkerState"),
     "health_check_server": ("HealthCheckServer",),
     "compat.launcher.launch_config": ("LaunchConfig",),
     "compat.launcher.elastic_launch": ("elastic_launch", "launch_agent"),
     "compat.launcher.errors": ("SignalException",),
     "rdzv.settings": ("RendezvousSettings",),
-    "settings": ("ExpectedOutput", "Std"),
+    "settings": ("Std",),
+    "diagnose.hangs.options": ("ExpectedOutput",),
     "spec": ("WorkerSpec",),
     "result": ("RunResult",),
     "supervisor": ("Supervisor",),

@@ -24,47 +24,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum
 from functools import wraps
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+from aelastic.base.errors import EXIT_FAILURE as EXIT_FAILURE  # noqa: PLC0414  this is its documented place
+from aelastic.base.errors import EXIT_INPUT as EXIT_INPUT  # noqa: PLC0414  as above
+from aelastic.base.errors import EXIT_INTERNAL as EXIT_INTERNAL  # noqa: PLC0414  as above
+from aelastic.base.errors import EXIT_TRY_AGAIN as EXIT_TRY_AGAIN  # noqa: PLC0414  as above
+from aelastic.base.errors import AelasticError as AelasticError  # noqa: PLC0414  as above
+from aelastic.base.errors import ErrorCategory as ErrorCategory  # noqa: PLC0414  as above
+from aelastic.base.errors import InternalError as InternalError  # noqa: PLC0414  as above
 from aelastic.diagnose.failures.error_handler import ErrorHandler as ErrorHandler  # noqa: PLC0414  this is its documented place
 from aelastic.diagnose.failures.failure import ProcessFailure as ProcessFailure  # noqa: PLC0414  this is its documented place
 from aelastic.diagnose.failures.failure import log
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-EXIT_FAILURE = 1
-EXIT_INPUT = 2
-EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
-EXIT_TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h
-
-
-class ErrorCategory(Enum):
-    """Whose fault an error is, in the terms of torchelastic's documentation."""
-
-    INPUT = "input error"  # a user error: an invalid input to the agent
-    WORKER = "worker failure"  # a user error: a worker process failed
-    AGENT = "agent failure"  # a platform error: the agent failed
-    INFRA = "infra failure"  # neither the agent nor the workers: hosts and networks
-
-
-class AelasticError(Exception):
-    """Base class of all errors that aelastic raises; `category` and `exit_code` tell who is at fault.
-
-    Args:
-        topic: the entry of docs/reference/troubleshooting.md that helps, where the message is not enough.
-    """
-
-    category: ClassVar[ErrorCategory] = ErrorCategory.AGENT
-    exit_code: ClassVar[int] = EXIT_FAILURE
-    topic: str | None = None
-
-    def __init__(self, *args: object, topic: str | None = None) -> None:
-        super().__init__(*args)
-        if topic is not None:
-            self.topic = topic
 
 
 class InputError(AelasticError, ValueError):
@@ -175,26 +150,6 @@ class UnkillableWorkerError(AelasticError):
             f"{len(self.processes)} worker process(es) survived SIGKILL: {'; '.join(self.processes)}. The kernel holds "
             "them, mostly in a driver or a dead network file system: read dmesg, then reboot the host"
         )
-
-
-class InternalError(AelasticError):
-    """A bug in aelastic.
-
-    Retrying may help.  Please report it, with the story.
-
-    Args:
-        what: what happened.
-        story: the last events before it, oldest first.
-    """
-
-    exit_code = EXIT_INTERNAL
-
-    def __init__(self, what: str, story: Iterable[str] = ()) -> None:
-        self.what, self.story = what, tuple(story)
-        super().__init__(self.what, self.story)
-
-    def __str__(self) -> str:
-        return "\n  ".join([f"{self.what} (a bug in aelastic: please report it)", *self.story])
 
 
 class ChildFailedError(AelasticError):

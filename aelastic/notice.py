@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from aelastic.training.notice.page import due
-from aelastic.training.notice.page import saved
+from aelastic.training.notice.page import due, saved
 
 __all__ = ["due", "lightning_callback", "saved", "trainer_callback"]
 

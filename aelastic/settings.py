@@ -14,8 +14,14 @@ from functools import partial
 from operator import index
 from typing import Any, Literal, TypeAlias, get_args
 
-from aelastic.base.record import Record
+from aelastic.diagnose.hangs.options import (
+    HANG_ACTIONS,
+    HANG_SIGNALS,
+    HANG_TIMEOUT_MIN_S,
+    ExpectedOutput,
+)
 from aelastic.errors import InputError
+from aelastic.workers.numa import NUMA_BINDINGS
 
 # Rules for a caller's values: each returns what to use instead, or an empty text if the value is valid.
 
@@ -99,9 +105,6 @@ SECONDS = rule(lambda value: 0 <= value < math.inf, "use seconds, 0 or more")
 
 StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]
 START_METHODS: tuple[str, ...] = get_args(StartMethod)
-# Which CPUs near its device a worker gets (torch: `torch.numa.binding.AffinityMode`).
-NumaBinding: TypeAlias = Literal["node", "socket", "exclusive", "core-complex"]
-NUMA_BINDINGS: tuple[str, ...] = get_args(NumaBinding)
 
 # The modules that a fork server imports before it forks workers: names, or what the first workers imported.
 Preload: TypeAlias = tuple[str, ...] | Literal["auto"]
@@ -109,18 +112,9 @@ Preload: TypeAlias = tuple[str, ...] | Literal["auto"]
 # How long workers have to stop for a restart: seconds, as for other stops, or as long as that can help (`None`).
 RestartGrace: TypeAlias = float | Literal["shutdown-timeout"] | None
 
-# Signs of life of a worker: output in its files, CPU use, bytes and calls of its reads and writes.
-HangSignal: TypeAlias = Literal["output", "cpu", "io"]
-HANG_SIGNALS: tuple[HangSignal, ...] = get_args(HangSignal)
-# What happens to a worker that hangs.
-HangAction: TypeAlias = Literal["stop", "report"]
-HANG_ACTIONS: tuple[str, ...] = get_args(HangAction)
 # What happens to the other workers when one is lost.
 Recovery: TypeAlias = Literal["in-place", "restart"]
 RECOVERIES: tuple[str, ...] = get_args(Recovery)
-# Workers are looked at once a second at most.
-HANG_TIMEOUT_MIN_S = 1.0
-
 PORT_MAX = 65535  # ports have 16 bits: tcp(7)
 # Far more than the devices or CPUs of any machine.
 LOCAL_WORLD_SIZE_MAX = 1 << 16
@@ -191,24 +185,6 @@ def _are_streams(value: Any) -> bool:
 
 
 # Output that is expected, or shows progress.
-
-
-class ExpectedOutput(Record):
-    """Output that workers must write repeatedly, on stdout or stderr.
-
-    Args:
-        pattern: regular expression that must match a line, or an update of a progress bar.
-        within_s: seconds from the worker's start to the first match, and from each match to the next.
-        ranks: global ranks of the workers that must write it; `None`: all.
-    """
-
-    pattern: str
-    within_s: float
-    ranks: frozenset[int] | None = None
-
-    def concerns(self, env: Mapping[str, str]) -> bool:
-        """Whether the worker with this environment must write it."""
-        return self.ranks is None or int(env["RANK"]) in self.ranks
 
 
 def is_expected(expected: Any) -> bool:

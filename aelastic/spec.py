@@ -14,16 +14,12 @@ from os import fsencode
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aelastic.diagnose.hangs.options import HANG_SIGNALS, ExpectedOutput, HangAction, HangSignal
 from aelastic.errors import InputError
 from aelastic.settings import (
     EXIT_BARRIER_TIMEOUT_S,
-    HANG_SIGNALS,
     RULES,
     SHUTDOWN_TIMEOUT_S,
-    ExpectedOutput,
-    HangAction,
-    HangSignal,
-    NumaBinding,
     Preload,
     Recovery,
     RestartGrace,
@@ -32,6 +28,7 @@ from aelastic.settings import (
     in_words,
 )
 from aelastic.settings import Std as Std  # noqa: PLC0414  this is its documented place
+from aelastic.workers.numa import NumaBinding
 
 if TYPE_CHECKING:
     from aelastic.rdzv.settings import RendezvousSettings

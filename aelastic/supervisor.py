@@ -18,26 +18,22 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from aelastic.agent.calls import check, check_observers
-from aelastic.agent.group.events import Event, StopRequested, Worker, WorkerState
-from aelastic.agent.group.worker_env import (
-    CREDENTIALS_VARIABLE,
-    HEALTH_PORT_VARIABLE,
-    SECRET_VARIABLE,
-    SYSTEMD_VARIABLES,
-    check_devices,
-)
+from aelastic.agent.group.events import Event, StopRequested
+from aelastic.agent.group.worker_env import CREDENTIALS_VARIABLE, SECRET_VARIABLE, SYSTEMD_VARIABLES, check_devices
 from aelastic.agent.group.worker_group import WorkerGroup
 from aelastic.agent.resources import AgentSettings, Asked
 from aelastic.agent.run import Run, first_of
 from aelastic.base.aio import Mailbox, keep_one
 from aelastic.base.host.usage import shortage_of
 from aelastic.errors import HostError, RequestError
+from aelastic.observe.health.address import HEALTH_PORT_VARIABLE
 from aelastic.observe.observer import LogLines, Observer, Observers, events_of
 from aelastic.observe.run_events import RunEvent, StacksTaken
 from aelastic.rdzv.protocol import requests as r
 from aelastic.spec import WorkerSpec
 from aelastic.workers.backend import WorkerBackend
 from aelastic.workers.requirements import check_program, check_torch
+from aelastic.workers.states import Worker, WorkerState
 
 if TYPE_CHECKING:
     from aelastic.health_check_server import HealthCheckServer, HealthCheckServerFactory
@@ -309,7 +305,12 @@ class Supervisor:
                 from aelastic.workers.topology import cpus_of_workers
 
                 with anyio.CancelScope() as self._finding_cpus:  # this takes seconds, and `stop` need not wait for it
-                    cpus = await cpus_of_workers(self.spec, self._settings.env)
+                    cpus = await cpus_of_workers(
+                        self.spec.numa_binding,
+                        self.spec.local_world_size,
+                        self._settings.env,
+                        falls_back=self.spec.numa_fall_back,
+                    )
                     self._settings = self._settings.replace(cpus=cpus)
                 self._finding_cpus = None
             run = Run(self._settings, self._group, self._mailbox, self._observers, self._asked)

@@ -3,6 +3,6 @@
 if __name__ == "__main__":
     import sys
 
-    from aelastic.tools.timeline.command import main
+    from aelastic.cli.timeline import main
 
     sys.exit(main())

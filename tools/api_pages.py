@@ -36,7 +36,11 @@ MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
 )
 # In this order; other homes of names follow.
-FIRST = ("supervisor", "spec", "settings", "result", "errors", "failure", "events", "backend", "launch")
+FIRST = (
+    "aelastic.supervisor", "aelastic.spec", "aelastic.settings", "aelastic.diagnose.hangs.options", "aelastic.result",
+    "aelastic.base.errors", "aelastic.errors", "aelastic.diagnose.failures.failure", "aelastic.workers.states",
+    "aelastic.workers.backend",
+)  # fmt: skip
 SIGNATURE_MAX = 70  # characters of arguments on one line
 SECTION = re.compile(r"^(Args|Raises|Returns|Yields):$", re.MULTILINE)
 ITEM = re.compile(r"^ {4}(\w[\w.*]*): ", re.MULTILINE)
@@ -56,11 +60,11 @@ def pages() -> dict[str, str]:
         "Import names from the package: `from aelastic import Supervisor`. Each is loaded at first use.",
     ]
     for module in sorted(homes, key=_place):
-        parts += [_entry(module, made) for made in sorted(homes[module], key=lambda stmt: stmt.lineno)]
+        parts += [_entry(module, made, "aelastic") for made in sorted(homes[module], key=lambda stmt: stmt.lineno)]
     for name, title, wanted in MODULES:
         module = source(name)
         parts += [f"## `{name}`", f"{title}."]
-        parts += [_entry(home, made) for home, made in _definitions(module, wanted)]
+        parts += [_entry(home, made, name) for home, made in _definitions(module, wanted)]
     return {PAGE: lines(HEAD, *parts)}
 
 
@@ -82,8 +86,7 @@ def public_names() -> list[str]:
 
 
 def _place(module: Source) -> tuple[int, str]:
-    last = module.name.rpartition(".")[2]
-    return (FIRST.index(last) if last in FIRST else len(FIRST), module.name)
+    return (FIRST.index(module.name) if module.name in FIRST else len(FIRST), module.name)
 
 
 def _definitions(module: Source, wanted: tuple[str, ...]) -> list[tuple[Source, ast.stmt]]:
@@ -97,10 +100,10 @@ def _definitions(module: Source, wanted: tuple[str, ...]) -> list[tuple[Source, 
     return [each for each in found.values() if each is not None]
 
 
-def _entry(module: Source, made: ast.stmt) -> str:
+def _entry(module: Source, made: ast.stmt, imported_from: str) -> str:
     match made:
         case ast.ClassDef():
-            return _class(module, made)
+            return _class(module, made, imported_from)
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             return lines(
                 f"### {made.name}", f"```python\n{_signature(made, is_wrapped=True)}\n```", *_described(made)
@@ -109,11 +112,11 @@ def _entry(module: Source, made: ast.stmt) -> str:
             return lines(f"### {ast.unparse(made).partition(' ')[0]}", f"```python\n{ast.unparse(made)}\n```").rstrip()
 
 
-def _class(module: Source, cls: ast.ClassDef) -> str:
+def _class(module: Source, cls: ast.ClassDef, imported_from: str) -> str:
     bases = [ast.unparse(base) for base in cls.bases]
     base = f" ({', '.join(each for each in bases if each not in {'ABC', 'Record'})})".replace(" ()", "")
     text, arguments, others = _sections(cls)
-    parts = [f"### {cls.name}", f"`{module.name}.{cls.name}`{base}", text]
+    parts = [f"### {cls.name}", f"`{imported_from}.{cls.name}`{base}", text]
     if is_core(cls):
         return lines(
             *parts, f"A core: [its phases and events](../development/cores/{core_slug(cls.name)}.md)."

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import api_pages
 import cli_page
 import core_pages
+import layers
 import metrics_page
 import troubleshooting_page
 from sources import ROOT
@@ -21,6 +22,7 @@ MAKERS: tuple[Callable[[], dict[str, str]], ...] = (
     cli_page.pages,
     metrics_page.pages,
     troubleshooting_page.pages,
+    layers.pages,
 )
 
 

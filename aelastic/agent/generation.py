@@ -20,7 +20,6 @@ import anyio.lowlevel
 
 from aelastic.agent.group import events as ev
 from aelastic.agent.group.in_place import WorkerStage
-from aelastic.agent.group.phases import Phase
 from aelastic.agent.group.worker_env import MEETING_VARIABLES, own_variables, worker_args, worker_env
 from aelastic.agent.resources import AgentSettings, GenerationContext, listen_for_workers
 from aelastic.agent.worker_links import WorkerLinks
@@ -37,6 +36,7 @@ from aelastic.rdzv.protocol.messages import Assigned, Interrupted
 from aelastic.rdzv.protocol.ranks import assign_ranks
 from aelastic.training.notice.page import PAGE_VARIABLE
 from aelastic.workers.backend import WorkerExit, WorkerStart
+from aelastic.workers.states import Phase
 
 if TYPE_CHECKING:
     from aelastic.agent.grace_watch import GraceWatch

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import anyio
 
 from aelastic.agent.group.events import GraceOver
-from aelastic.agent.group.phases import Phase
 from aelastic.agent.resources import GenerationContext
 from aelastic.base import aio
 from aelastic.base.aio import run_sync
 from aelastic.base.host.usage import bytes_in
+from aelastic.workers.states import Phase
 
 if TYPE_CHECKING:
     from aelastic.agent.group.restart_grace import Sample

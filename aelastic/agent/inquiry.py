@@ -15,14 +15,14 @@ from typing import assert_never
 
 import anyio
 
-from aelastic.agent.group.events import WatchName
-from aelastic.agent.group.phases import Phase
 from aelastic.agent.resources import GenerationContext
 from aelastic.agent.watches.watch import Found
 from aelastic.diagnose.failures.failure import SENTENCE_CHARS_MAX, ProcessFailure
 from aelastic.diagnose.failures.places import Place
+from aelastic.diagnose.hangs.options import WatchName
 from aelastic.observe.run_events import Compared
 from aelastic.rdzv.protocol import messages as m
+from aelastic.workers.states import Phase
 
 # How long to wait for nodes; the answers that came by then are used.
 ANSWER_S = 3.0

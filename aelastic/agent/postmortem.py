@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from aelastic.agent.group.events import Worker
 from aelastic.base.aio import in_thread, run_sync
 from aelastic.base.host.usage import OomWatch
 from aelastic.base.record import Record
@@ -28,6 +27,7 @@ from aelastic.diagnose.failures.failure import (
 )
 from aelastic.logs.run_logs import RunLogs
 from aelastic.workers.backend import WorkerExit, WorkerStart
+from aelastic.workers.states import Worker
 
 if TYPE_CHECKING:
     from aelastic.agent.error_rules import ErrorRules

@@ -20,6 +20,8 @@ from aelastic.agent.channels import ControlSockets, Door, NoticePages
 from aelastic.agent.group.events import Event
 from aelastic.agent.group.worker_env import common_env, has_agent_store, own_variables
 from aelastic.agent.group.worker_group import WorkerGroup
+from aelastic.agent.link import open_link
+from aelastic.agent.open_files import check_open_files
 from aelastic.agent.postmortem import Postmortem
 from aelastic.agent.watches.watches import Progress, StartWatch, Watches
 from aelastic.base import aio
@@ -29,15 +31,14 @@ from aelastic.base.record import Record
 from aelastic.errors import AelasticError, InputError
 from aelastic.logs.run_logs import RunLogs
 from aelastic.observe.observer import Observers
-from aelastic.observe.run_events import EndpointChanged, RunEvent, WorkerReached
+from aelastic.observe.run_events import EndpointChanged, ForkServerMeasured, RunEvent, WorkerReached
 from aelastic.observe.run_state import RunState
 from aelastic.procs import LocalWorkers
 from aelastic.rdzv.ledger import NONE, Reached
 from aelastic.rdzv.protocol.messages import Node, Starts
-from aelastic.rdzv.registry import AgentContext, Link, names, open_link
+from aelastic.rdzv.registry import AgentContext, Link, names
 from aelastic.spec import WorkerSpec
 from aelastic.workers.backend import WorkerBackend, WorkerStart
-from aelastic.workers.requirements import check_open_files
 from aelastic.workers.tcpstore.host import StoreHost
 
 # The back end's `start`; and a function that starts workers through it, changed or not.
@@ -173,6 +174,7 @@ class Resources:
         from aelastic.workers.forkserver.children import function_command
         from aelastic.workers.forkserver.command import parse
         from aelastic.workers.forkserver.fork_server import ForkServer
+        from aelastic.workers.forkserver.parked import Memory
 
         if isinstance(spec.entrypoint, str):
             command = parse(spec.entrypoint, [os.fsdecode(arg) for arg in spec.args])
@@ -186,7 +188,11 @@ class Resources:
             command = function_command()
         env = common_env(spec, {**settings.env, **self.watches.env}, settings.run_id)
         env, kept_in = self.sockets.mark_env(env), settings.cache_folder
-        return ForkServer(command, spec.preload, spec.preload_from, env, own_variables(spec), tell, kept_in)
+
+        def on_measured(memory: Memory) -> None:
+            tell(ForkServerMeasured(memory.parked, memory.pss_bytes))
+
+        return ForkServer(command, spec.preload, spec.preload_from, env, own_variables(spec), on_measured, kept_in)
 
     def _tell_start(self, tell: Callable[[RunEvent], None], event: RunEvent) -> None:
         tell(event)

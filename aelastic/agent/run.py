@@ -19,20 +19,19 @@ from anyio.abc import TaskGroup
 
 from aelastic.agent.generation import Generation, can_start_ahead
 from aelastic.agent.group import events as ev
-from aelastic.agent.group.events import WorkerState
-from aelastic.agent.group.phases import Phase
 from aelastic.agent.group.worker_group import WorkerGroup
 from aelastic.agent.resources import AgentSettings, Asked, GenerationContext, Resources, RunContext, node_offer
+from aelastic.agent.run_event_source import RunEventSource, introduction
 from aelastic.base import aio
 from aelastic.base.aio import Mailbox
 from aelastic.base.host import proc_table
 from aelastic.errors import AelasticError, RendezvousTimeoutError
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import EndpointChanged, RunEnded, RunEvent, StacksTaken, Waited
-from aelastic.observe.run_state import RunEventSource, introduction
 from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
+from aelastic.workers.states import Phase, WorkerState
 
 if TYPE_CHECKING:
     from aelastic.agent.health_gate import HealthGate
@@ -429,7 +428,7 @@ class Run:
             return None
 
     def _make_result(self) -> RunResult:
-        from aelastic.result import result_of
+        from aelastic.agent.outcome import result_of
 
         if self._given_up_for is not None:
             raise self._given_up_for

@@ -16,7 +16,6 @@ from functools import partial
 import anyio
 
 from aelastic.agent.group.events import FoundUnhealthy
-from aelastic.agent.group.phases import Phase
 from aelastic.agent.inquiry import Inquiries
 from aelastic.agent.resources import GenerationContext
 from aelastic.agent.stack_dumps import StackDumps
@@ -24,6 +23,7 @@ from aelastic.agent.watches.watch import Found
 from aelastic.diagnose.failures.failure import ProcessFailure
 from aelastic.diagnose.failures.places import Place
 from aelastic.observe.run_events import Noticed, StacksTaken
+from aelastic.workers.states import Phase
 
 _log = logging.getLogger(__name__)
 

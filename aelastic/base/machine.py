@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, ClassVar, Generic, TypeVar
 
+from aelastic.base.errors import InternalError
 from aelastic.base.record import Record
-from aelastic.errors import InternalError
 
 # How many events a bug report shows.
 STORY_EVENTS_MAX = 64

@@ -83,11 +83,11 @@ def _run_beside(command: str, argv: Sequence[str], environ: Mapping[str, str]) -
 
             return run_policy(argv)
         case "timeline":
-            from aelastic.tools.timeline.command import run_timeline
+            from aelastic.cli.timeline import run_timeline
 
             return run_timeline(argv)
         case _:
-            from aelastic.tools.spent.command import run_spent
+            from aelastic.cli.spent import run_spent
 
             return run_spent(argv)
 

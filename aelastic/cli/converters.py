@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 from aelastic import settings
-from aelastic.settings import HANG_SIGNALS, RULES, ExpectedOutput, HangSignal
+from aelastic.diagnose.hangs.options import HANG_SIGNALS, ExpectedOutput, HangSignal
+from aelastic.settings import RULES
 
 T = TypeVar("T")
 

@@ -181,7 +181,7 @@ def collect_rarely() -> None:
 
 
 def _run_job(invocation: Invocation, *, owns_process: bool) -> Outcome:
-    from aelastic.workers.requirements import check_open_files
+    from aelastic.agent.open_files import check_open_files
 
     # Also for the last lines: they begin below a line that workers left open.
     with _status_line(invocation) as live:

@@ -36,12 +36,10 @@ from aelastic.cli.converters import (
     read_workers,
     read_wrap,
 )
+from aelastic.diagnose.hangs.options import HANG_ACTIONS, HANG_SIGNALS
 from aelastic.settings import (
-    HANG_ACTIONS,
-    HANG_SIGNALS,
     NAME,
     NOT_NEGATIVE,
-    NUMA_BINDINGS,
     RANKS,
     REAL,
     RECOVERIES,
@@ -54,6 +52,7 @@ from aelastic.settings import (
     all_of,
     optional,
 )
+from aelastic.workers.numa import NUMA_BINDINGS
 
 # Among the shells that shtab knows; torchrun has the first three if shtab is not installed.
 COMPLETION_SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")

@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, get_args
 
-from aelastic.agent.group.events import WatchName, WorkerState
-from aelastic.agent.group.phases import Phase
 from aelastic.base.host.kernel_states import KERNEL_STATES
 from aelastic.diagnose.failures.failure import ProcessFailure
+from aelastic.diagnose.hangs.options import WatchName
 from aelastic.observe import run_events as ev
 from aelastic.observe.prometheus import Registry
 from aelastic.observe.run_state import RunState
 from aelastic.observe.status import readiness
 from aelastic.observe.time_spent import ON
+from aelastic.workers.states import Phase, WorkerState
 
 # From the time that a failure on one node takes (milliseconds) to the timeouts: 30 s to stop, 600 s for a rendezvous.
 DURATION_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)

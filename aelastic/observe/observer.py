@@ -13,8 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import anyio
 
-from aelastic.agent.group.events import signal_words
-from aelastic.agent.group.phases import Phase
 from aelastic.base.aio import Mailbox
 from aelastic.observe import run_events as ev
 from aelastic.observe.run_events import RunEnded, RunEvent
@@ -22,6 +20,7 @@ from aelastic.observe.run_state import RunState
 from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.decisions.decision import DecisionKind
 from aelastic.rdzv.protocol.messages import Outcome
+from aelastic.workers.states import Phase, signal_words
 
 _log = logging.getLogger(__name__)
 

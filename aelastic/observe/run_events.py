@@ -1,10 +1,10 @@
 """Run events, as observers get them.
 
 The event log writes them, metrics count them, log lines and the status line show them, and torchelastic's events are
-made from them.  A run event says what happened, not what to do about it, and is not answered.  `run_state.py`
-makes those that follow from the worker group's events; the supervisor adds what only it knows: `RunBegan`, `Waited`,
-`EndpointChanged`, `WorkerReached`, `ForkServerMeasured`, `Progressed`, `StacksTaken`, `Compared`, `Announced`,
-`RunEnded`.  The time of each is given beside it (`observer.py`).
+made from them.  A run event says what happened, not what to do about it, and is not answered.  `RunEventSource` of
+the agent makes those that follow from the worker group's events; the supervisor adds what only it knows: `RunBegan`,
+`Waited`, `EndpointChanged`, `WorkerReached`, `ForkServerMeasured`, `Progressed`, `StacksTaken`, `Compared`,
+`Announced`, `RunEnded`.  The time of each is given beside it (`observer.py`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
-from aelastic.agent.group.events import WatchName, Worker, WorkerState
-from aelastic.agent.group.phases import Phase
 from aelastic.base.record import Record
 from aelastic.diagnose.failures.failure import ProcessFailure
+from aelastic.diagnose.hangs.options import WatchName
 from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.decisions.decision import Decision
 from aelastic.rdzv.protocol.messages import Outcome
+from aelastic.workers.states import Phase, Worker, WorkerState
 
 # What a run spends its time on.
 #   rendezvous: ready for a round, until it is complete          spawn: from there until all workers are started

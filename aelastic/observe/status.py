@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from aelastic.agent.group.phases import Phase
 from aelastic.base.host.kernel_states import told as told_of
 from aelastic.base.record import Record
 from aelastic.diagnose.failures.failure import ProcessFailure
@@ -19,6 +18,7 @@ from aelastic.observe.run_state import GenerationEnd, RunState, WorkerNow
 from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.decisions.as_json import to_json
 from aelastic.rdzv.restart_policy import innocence
+from aelastic.workers.states import Phase
 
 SCHEMA = 1
 # How much of the end of a failure's traceback is shown; the end says most.

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from aelastic.agent.group.phases import Phase
 from aelastic.base.record import Record
 from aelastic.observe.run_events import PhaseName
 from aelastic.observe.run_state import RunState, WorkerNow
+from aelastic.workers.states import Phase
 
 SEPARATOR = " | "
 # Elapsed seconds, and the steps in which they are shown from there on.

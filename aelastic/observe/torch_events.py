@@ -28,7 +28,6 @@ from typing import Any
 
 import anyio
 
-from aelastic.agent.group.events import WorkerState
 from aelastic.base import aio
 from aelastic.base.aio import run_sync
 from aelastic.errors import InputError
@@ -36,6 +35,7 @@ from aelastic.observe import run_events as ev
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
 from aelastic.observe.torch_events_core import Json, Metric, Status, Told, TorchTranslator, metadata_of
 from aelastic.spec import WorkerSpec
+from aelastic.workers.states import WorkerState
 
 _log = logging.getLogger(__name__)
 

@@ -17,11 +17,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
-from aelastic.agent.group.events import Worker, WorkerState
-from aelastic.agent.group.phases import Phase
 from aelastic.base.record import Record
 from aelastic.diagnose.failures.failure import NO_DATA, ProcessFailure
 from aelastic.observe import run_events as ev
+from aelastic.workers.states import Phase, Worker, WorkerState
 
 Json: TypeAlias = dict[str, Any]
 

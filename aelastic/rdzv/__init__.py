@@ -1,7 +1,8 @@
 """Rendezvous: the agents of a job agree on the next round, and on the agent that leads.
 
-`docs/explanation/rendezvous.md` tells how.  `registry` opens the link of a job: `agent_link` to the leader,
-`single_node` in a job of one node, or `torch_handler_link`.  The cores decide, and do nothing else:
+`docs/explanation/rendezvous.md` tells how.  The link of an agent is `agent_link` to the leader,
+`single_node` in a job of one node, or `torch_handler_link`; `registry` has the back ends by name.  The cores decide,
+and do nothing else:
 
 - `log/`: the rules by which agents agree
 - `leader/`: rounds, restarts and the verdict; `leader_server` puts it on the wire
@@ -13,16 +14,10 @@ Both speak through
 - `stores/`: the endpoint's cell, in a TCPStore, in several, or in etcd
 
 `restart_policy` says what follows from the end of a round, by the rules of `--restart-policy` (`restart_rules`) and
-what is remembered from one end to the next (`ledger`).
+what is remembered from one end to the next (`ledger`); `decisions/` has what was decided as values, and their wording.
 """
 
 __all__ = [
-    "ledger",
-    "lent_handler",
-    "registry",
-    "restart_policy",
-    "restart_rules",
-    "settings",
-    "single_node",
+    "agent_link", "ledger", "lent_handler", "registry", "restart_policy", "restart_rules", "settings", "single_node",
     "torch_handler_link",
-]
+]  # fmt: skip

@@ -1,7 +1,7 @@
 """The interface between the supervisor and the job's leader, and the rendezvous back ends by name.
 
 A job of one node needs no connection: its leader is in the agent's own process.  All others go through
-`agent_link.py` or `torch_handler_link.py`.  `open_link` chooses.
+`agent_link.py` or `torch_handler_link.py`.  `agent/link.py` chooses.
 
 `register` gives your own store a name, and `RendezvousSettings.backend` selects it.  All other names are torch's: its
 own, and those of the entry-point group `torchrun.handlers`.  `torch:NAME` selects one of these explicitly.
@@ -9,7 +9,6 @@ own, and those of the entry-point group `torchrun.handlers`.  `torch:NAME` selec
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -18,16 +17,12 @@ from aelastic.base.aio import Mailbox
 from aelastic.base.record import Record
 from aelastic.errors import InputError
 from aelastic.rdzv.protocol.messages import LeaderMessage, NodeMessage
-from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.single_node import SingleNode
 
 if TYPE_CHECKING:
     from aelastic.rdzv.member.agreed import Agreed
     from aelastic.rdzv.settings import RendezvousSettings
     from aelastic.rdzv.stores.store import Store
-    from aelastic.spec import WorkerSpec
-
-_log = logging.getLogger(__name__)
 
 
 class Link(Protocol):
@@ -158,44 +153,6 @@ def names() -> list[str]:
     return sorted(_FACTORIES)
 
 
-def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
-    """Returns this agent's link to the leader of its job, according to the spec.
-
-    Raises:
-        InputError: there is no such back end.
-    """
-    settings = spec.rdzv
-    if spec.rdzv_handler is None and settings is None:
-        # No store keeps a term, so the clock makes the number of a round rise over all starts of the job.
-        return InProcessLink(SingleNode(policy_of(spec), aio.wall_ms()))
-    if settings is not None and settings.backend in _FACTORIES:
-        from aelastic.rdzv.agent_link import AgentLink
-        from aelastic.rdzv.protocol.secret_file import SecretFile
-        from aelastic.rdzv.stores.endpoint_cell import EndpointCell
-        from aelastic.workers.requirements import files_for_connections
-
-        path = settings.secret_path
-        secret = None if path is None else SecretFile(path, around.run_id)
-        cell = EndpointCell(_FACTORIES[settings.backend](settings, around), secret, settings.lease_s)
-        policy, files_max = policy_of(spec), files_for_connections(spec)
-        return AgentLink(cell, settings, around.run_id, node_id, policy, files_max, secret)
-    from aelastic.rdzv.lent_handler import lent
-    from aelastic.rdzv.torch_handler_link import TorchHandlerLink, handler_opener
-
-    if spec.rdzv_handler is not None:
-        return TorchHandlerLink(lent(spec.rdzv_handler).borrowed, spec, policy_of(spec))
-    assert settings is not None  # or there would be an in-process leader
-    opener = handler_opener(settings.backend, settings, around.run_id)
-    return TorchHandlerLink(opener, spec, policy_of(spec), local_addr=settings.local_addr)
-
-
-def policy_of(spec: WorkerSpec) -> RestartPolicy:
-    """Returns the policy that decides what follows from failures, according to the spec."""
-    if not spec.restart_policy:
-        return RestartPolicy(spec.max_restarts)
-    from aelastic.rdzv.restart_rules import parse
-
-    rules = parse(spec.restart_policy)
-    if endless := next((each for each in rules if each.is_endless), None):
-        _log.warning("--restart-policy: %s restarts workers without limit", endless.text)
-    return RestartPolicy(spec.max_restarts, rules, spec.restart_policy)
+def factory_of(name: str) -> StoreFactory | None:
+    """Returns what creates the stores of a back end; `None` if it is none of ours, so it may be torch's."""
+    return _FACTORIES.get(name)

@@ -40,7 +40,6 @@ from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.restart_policy import End, RestartPolicy, cause_of
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.torch_handler_thread import CallThread, HandlerCalls, HandlerExit, NotAdmitted
-from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
 
@@ -107,8 +106,10 @@ class TorchHandlerLink:
 
     Args:
         open_handler: makes the handler, or returns the user's own; called once, in the thread that makes all calls.
-        spec: the workers of this node.
-        policy: what follows from their failures; by default, `max_restarts` restarts.
+        policy: what follows from failures of this node's workers.
+        monitor_interval_s: how often the handler is asked for nodes that wait.
+        exit_barrier_timeout_s: how long a node that has finished waits for the others.
+        master_addr, master_port: instead of the address that the handler names.
         local_addr: this node's address, for a handler that leaves `MASTER_ADDR` to its agent.
     """
 
@@ -117,15 +118,18 @@ class TorchHandlerLink:
     def __init__(
         self,
         open_handler: Callable[[], Any],
-        spec: WorkerSpec,
-        policy: RestartPolicy | None = None,
+        policy: RestartPolicy,
         *,
+        monitor_interval_s: float,
+        exit_barrier_timeout_s: float,
+        master_addr: str | None = None,
+        master_port: int | None = None,
         local_addr: str | None = None,
     ) -> None:
-        self._spec = spec
-        self._policy = policy or RestartPolicy(spec.max_restarts)
+        self._policy = policy
+        self._monitor_interval_s, self._exit_barrier_timeout_s = monitor_interval_s, exit_barrier_timeout_s
         self._ledger, self._joins_at = Ledger(), 0.0
-        self._calls = HandlerCalls(open_handler, spec, local_addr)
+        self._calls = HandlerCalls(open_handler, master_addr, master_port, local_addr)
         self._thread = CallThread(self._calls.forget)
         self._mailbox: Mailbox[m.NodeMessage] = Mailbox()
         # What this node does until the next message: join and watch, or wait for the others to finish.
@@ -236,7 +240,7 @@ class TorchHandlerLink:
         self._is_on, self._why_over = True, None
         deliver(assigned)
         while not await self._interrupts(round_, deliver):  # noqa: ASYNC110  torch has no notifications
-            await anyio.sleep(self._spec.monitor_interval)
+            await anyio.sleep(self._monitor_interval_s)
 
     def _without_a_round(self, error: RendezvousError) -> m.Ended:
         """Returns how the job ends if there is no next round.
@@ -291,7 +295,7 @@ class TorchHandlerLink:
 
     async def _wait_for_others(self, round_: int, deliver: Callable[[m.LeaderMessage], None]) -> None:
         """Waits at torch's exit barrier, and still watches for newcomers."""
-        timeout_s = self._spec.exit_barrier_timeout_s
+        timeout_s = self._exit_barrier_timeout_s
         reason = f"every worker of this node succeeded; other nodes did not finish within {timeout_s:g} s of them"
         with anyio.move_on_after(timeout_s):
             try:
@@ -299,7 +303,7 @@ class TorchHandlerLink:
                 while not await self._thread.call(self._calls.has_come, key):
                     if await self._interrupts(round_, deliver):
                         return
-                    await anyio.sleep(min(self._spec.monitor_interval, BARRIER_INTERVAL_S))
+                    await anyio.sleep(min(self._monitor_interval_s, BARRIER_INTERVAL_S))
             except RendezvousError as error:
                 # Usually the node that served the store has left the barrier before this one read the key.
                 reason = f"every worker of this node succeeded; other nodes cannot be waited for any more: {error}"

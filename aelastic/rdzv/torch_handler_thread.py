@@ -32,7 +32,6 @@ from aelastic.errors import (
 )
 from aelastic.rdzv.protocol.messages import Assigned, Node
 from aelastic.rdzv.protocol.ranks import NodeRanks
-from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
 
@@ -49,11 +48,13 @@ _ENTER_BARRIER = "torch.distributed.elastic.utils.store:_barrier_nonblocking"
 
 
 class HandlerCalls:
-    """torch's blocking calls."""
+    """torch's blocking calls; the arguments are those of `TorchHandlerLink`."""
 
-    def __init__(self, open_handler: Callable[[], Any], spec: WorkerSpec, local_addr: str | None) -> None:
+    def __init__(
+        self, open_handler: Callable[[], Any], master_addr: str | None, master_port: int | None, local_addr: str | None
+    ) -> None:
         self._open_handler = open_handler
-        self._spec = spec
+        self._master_addr, self._master_port = master_addr, master_port
         self._local_addr = local_addr
         self._handler: Any = None
         self._store: Any = None  # of the round, for the agents
@@ -96,10 +97,7 @@ class HandlerCalls:
             where = _part("torch.distributed.elastic.rendezvous:RendezvousStoreInfo").build(
                 info.rank, info.store, self._local_addr
             )
-        spec = self._spec
-        if spec.rdzv is not None:  # a named back end: torchrun does not set an address in its spec either
-            return where.master_addr, where.master_port, store_server
-        return spec.master_addr or where.master_addr, spec.master_port or where.master_port, store_server
+        return self._master_addr or where.master_addr, self._master_port or where.master_port, store_server
 
     def num_nodes_waiting(self) -> int:
         with _errors_of("asked"):

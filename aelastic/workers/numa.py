@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Literal, TypeAlias, assert_never, get_args
 
 from aelastic.errors import InputError
-from aelastic.settings import NumaBinding
+
+# Which CPUs near its device a worker gets (torch: `torch.numa.binding.AffinityMode`).
+NumaBinding: TypeAlias = Literal["node", "socket", "exclusive", "core-complex"]
+NUMA_BINDINGS: tuple[str, ...] = get_args(NumaBinding)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

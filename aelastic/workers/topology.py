@@ -20,8 +20,7 @@ from aelastic.base.aio import run_sync
 from aelastic.base.host.files import text_of
 from aelastic.base.host.programs import ProgramError, output_of
 from aelastic.errors import InputError
-from aelastic.spec import WorkerSpec
-from aelastic.workers.numa import Topology, cpus_of_worker, ranges
+from aelastic.workers.numa import NumaBinding, Topology, cpus_of_worker, ranges
 
 _log = logging.getLogger(__name__)
 
@@ -45,35 +44,42 @@ for number in range(0 if devices is None else devices.device_count()):
 """
 
 
-async def cpus_of_workers(spec: WorkerSpec, environ: Mapping[str, str]) -> dict[int, frozenset[int]]:
+async def cpus_of_workers(
+    mode: NumaBinding, local_world_size: int, environ: Mapping[str, str], *, falls_back: bool = False
+) -> dict[int, frozenset[int]]:
     """Returns the CPUs that each worker may run on, by local rank; a worker without an entry runs where the agent does.
 
     The allowed CPUs are those of the calling thread, which starts the workers.
 
     If cancelled, it leaves no process behind.
 
+    Args:
+        mode: how to choose them.
+        local_world_size: how many workers there are.
+        environ: that of the process which lists the GPUs.
+        falls_back: only warn about a worker whose CPUs cannot be determined.
+
     Raises:
         InputError: the CPUs of a worker cannot be determined.
     """
-    assert spec.numa_binding is not None
     allowed = frozenset(os.sched_getaffinity(0))
     found: dict[int, frozenset[int]] = {}
-    with _going_on_if_asked_to(spec, "no worker is bound to CPUs"):
+    with _warning_only(falls_back, "no worker is bound to CPUs"):
         gpus = await _gpu_addresses(environ)
         machine = await run_sync(read_topology, allowed, gpus)
-        for rank in range(spec.local_world_size):
-            with _going_on_if_asked_to(spec, f"local rank {rank} is not bound to CPUs"):
-                found[rank] = cpus_of_worker(spec.numa_binding, machine, rank)
+        for rank in range(local_world_size):
+            with _warning_only(falls_back, f"local rank {rank} is not bound to CPUs"):
+                found[rank] = cpus_of_worker(mode, machine, rank)
                 _log.info("local rank %d runs on CPUs %s", rank, ranges(found[rank]))
     return found
 
 
 @contextmanager
-def _going_on_if_asked_to(spec: WorkerSpec, how: str) -> Iterator[None]:
+def _warning_only(falls_back: bool, how: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if not spec.numa_fall_back:
+        if not falls_back:
             raise
         _log.warning("%s: %s", how, error)
 

@@ -9,13 +9,12 @@ import pytest
 from kit import decided
 from kit.numbered import restored
 
-from aelastic.agent.group.events import WorkerState
-from aelastic.agent.group.phases import Phase
 from aelastic.diagnose.failures.failure import ProcessFailure
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import LogLines, Observers
 from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.protocol.messages import Outcome
+from aelastic.workers.states import Phase, WorkerState
 
 FAILURE = ProcessFailure.from_elsewhere("node7", 5, 1, 4711, 3, "it broke")
 BEGAN = ev.RunBegan("job", "node1-1-ab", "node1", 1, "trainer", "train.py", 2, 2, 4, 3, "c10d")

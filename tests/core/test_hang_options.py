@@ -10,7 +10,7 @@ from kit.arguments import complaint, invoke
 from aelastic import ExpectedOutput, WorkerSpec
 from aelastic.agent.group.worker_env import STUCK_VARIABLE
 from aelastic.agent.watches.activity import rules_of
-from aelastic.settings import HANG_SIGNALS
+from aelastic.diagnose.hangs.options import HANG_SIGNALS
 
 
 @pytest.fixture

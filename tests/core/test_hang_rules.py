@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aelastic.diagnose.hangs import hang_rules as h
+from aelastic.diagnose.hangs.options import HANG_SIGNALS, ExpectedOutput
 from aelastic.logs.expected_output import LINE_BYTES_MAX, ExpectedOutputMatcher, OutputSearch
-from aelastic.settings import HANG_SIGNALS, ExpectedOutput
 
 TIMEOUT_S = 60.0
 INTERVAL_S = TIMEOUT_S / h.LOOKS_PER_TIMEOUT

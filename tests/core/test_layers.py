@@ -1,4 +1,4 @@
-"""The house keeps its layers: lower never imports higher, no circles, cores import nothing that waits, folders have doors."""
+"""The package keeps its layers: none imports a higher one, no circles, cores import nothing that waits, folders have doors."""
 
 from __future__ import annotations
 
@@ -9,49 +9,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+from layers import HEIGHT_OF, LAYERS
 from sources import Source, source
 
 PACKAGE = Path(__file__).parents[2] / "aelastic"
-
-# From the ground up.  A module may import from its own folder, and from the floors below its own.  A name is a folder, or
-# a module that stands on another floor than the rest of its folder.
-FLOORS = (
-    ("base.record", "base.host.files", "base.host.signals", "training"),
-    ("host", "failures", "health_check_server"),
-    ("aio",),
-    ("errors",),
-    ("core",),
-    ("rdzv.log", "rdzv.ledger", "rdzv.restart_rules", "rdzv.protocol.keys"),
-    ("rdzv.protocol.handshake", "rdzv.protocol.seals", "rdzv.protocol.secret_file"),
-    ("decisions",),
-    ("rdzv.settings", "rdzv.restart_policy"),
-    ("settings",),
-    ("spec",),
-    ("logs_specs",),
-    ("training",),
-    ("rdzv.protocol", "workers.numa", "notice"),
-    ("rdzv.leader.drain", "rdzv.stores.cell_events"),
-    ("rdzv.leader",),
-    ("rdzv.member", "group", "workers.forkserver.command"),
-    ("observe",),
-    ("workers", "tcpstore", "stacks", "hangs", "health", "forkserver", "export"),
-    ("logs",),
-    ("procs", "ui", "rdzv.stores"),
-    ("rdzv.protocol.incoming", "rdzv.protocol.listening"),
-    ("rdzv",),
-    ("result",),
-    ("agent",),
-    ("supervisor", "event_log", "sd_notify"),
-    ("doctor",),
-    ("manual",),
-    ("timeline",),
-    ("spent", "rehearse"),
-    ("cli",),
-    ("launcher",),
-    ("launch", "run", "__main__", "elastic_agent"),
-    ("under",),
-)
-FLOOR_OF = {place: floor for floor, places in enumerate(FLOORS) for place in places}
 
 # Cores decide: they neither wait, nor look at the clock, the environment or the network.  Folders, and modules.
 CORES = (
@@ -98,11 +59,9 @@ def is_within(name: str, place: str) -> bool:
     return f"{name}.".startswith(f"{place}.")
 
 
-def place_of(module: str) -> str:
-    """The entry of `FLOORS` that a module belongs to: the longest that its name begins with."""
-    parts = module.split(".")
-    prefixes = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-    return next((prefix for prefix in prefixes if prefix in FLOOR_OF), "")
+def layer_of(module: str) -> str:
+    """The folder, or the module at the top, that a module belongs to."""
+    return module.partition(".")[0]
 
 
 CORE_MODULES = [module for module in MODULES if any(is_within(module, core) for core in CORES)]
@@ -139,19 +98,25 @@ def offered_by(folder: str) -> list[str] | None:
     return None
 
 
-def test_every_module_has_a_floor() -> None:
-    assert [module for module in MODULES if not place_of(module)] == []
+def test_every_folder_and_module_at_the_top_has_a_layer() -> None:
+    assert {layer_of(module) for module in MODULES} == HEIGHT_OF.keys()
 
 
-def _from_too_high(module: str) -> list[str]:
-    place = place_of(module)
-    elsewhere = [(other, place_of(other)) for other in ours_in(module) if place_of(other) != place]
-    return [other for other, its_place in elsewhere if FLOOR_OF[its_place] >= FLOOR_OF[place]]
+def test_a_stranger_finds_at_most_twelve_folders() -> None:
+    assert len([layer for layer in LAYERS if layer.is_folder]) <= 12
 
 
-def test_a_module_imports_from_its_own_folder_and_from_lower_floors_only_and_none_in_a_circle() -> None:
-    assert _without_empty({module: _from_too_high(module) for module in MODULES}) == {}
-    # Nor are there circles.
+def _imported_upwards(module: str) -> list[str]:
+    height = HEIGHT_OF[layer_of(module)]
+    others = [other for other in ours_in(module) if layer_of(other) != layer_of(module)]
+    return [other for other in others if HEIGHT_OF[layer_of(other)] > height]
+
+
+def test_no_import_runs_up_early_or_late() -> None:
+    assert _without_empty({module: _imported_upwards(module) for module in MODULES}) == {}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
     TopologicalSorter({module: ours_in(module) - {module} for module in MODULES}).prepare()  # raises, with the circle
 
 

@@ -13,13 +13,12 @@ from kit.metrics_text import values
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from aelastic.agent.group.events import WorkerState
-from aelastic.agent.group.phases import Phase
 from aelastic.errors import ProcessFailure
 from aelastic.observe import run_events as ev
 from aelastic.observe.metrics import RunMetrics
 from aelastic.observe.prometheus import Registry
 from aelastic.observe.run_state import RunState
+from aelastic.workers.states import Phase, WorkerState
 
 BEGAN = ev.RunBegan("job 7", "node-1", "host-1", 4711, "trainer", "train.py", 2, 1, 2, 3, "c10d")
 ROUND = ev.RoundFormed(

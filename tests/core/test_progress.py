@@ -15,7 +15,6 @@ from kit.arguments import complaint, invoke
 from kit.metrics_text import values
 
 from aelastic import InputError, LaunchConfig, WorkerSpec
-from aelastic.agent.group.events import WorkerState
 from aelastic.agent.watches.watches import WINDOW_S, Pace
 from aelastic.compat.launcher.launch_config import worker_spec
 from aelastic.logs.expected_output import LINE_BYTES_MAX, ProgressMatcher
@@ -25,6 +24,7 @@ from aelastic.observe.metrics import RunMetrics
 from aelastic.observe.run_state import RunState
 from aelastic.observe.status import describe
 from aelastic.observe.status_text import StatusText
+from aelastic.workers.states import WorkerState
 
 PATTERN = r"step (\d+)/(\d+)"
 AT = ev.Progressed(1, 0, 4, 250, 1000, 2.5, 300.0)

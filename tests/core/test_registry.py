@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from kit.shared_cell import InProcessStore, SharedWorld
 
+from aelastic.agent.link import open_link
 from aelastic.errors import InputError
 from aelastic.rdzv import registry
 from aelastic.rdzv.agent_link import AgentLink
@@ -39,18 +40,18 @@ def test_our_names_are_known() -> None:
 
 @pytest.mark.parametrize("name", ["c10d", "etcd", "etcd-v2", "etcd-v3"])
 async def test_each_of_our_names_opens_a_line_and_reaches_for_nothing_yet(name: str) -> None:
-    assert isinstance(registry.open_link(spec(name), "n1", AROUND), AgentLink)
+    assert isinstance(open_link(spec(name), "n1", AROUND), AgentLink)
 
 
 async def test_with_several_endpoints_the_workers_store_is_forked_as_the_children_for_these_are() -> None:
     around = AROUND.replace(store=StoreHost({}))
-    registry.open_link(spec("c10d", "n0:1,n1:1,n2:1"), "n1", around)
+    open_link(spec("c10d", "n0:1,n1:1,n2:1"), "n1", around)
     fork = around.store._process.fork
     assert isinstance(fork.__self__, StoreTemplate)
 
 
 def test_one_node_without_a_rendezvous_needs_none() -> None:
-    assert isinstance(registry.open_link(WorkerSpec(entrypoint="true"), "n1", AROUND), InProcessLink)
+    assert isinstance(open_link(WorkerSpec(entrypoint="true"), "n1", AROUND), InProcessLink)
 
 
 @pytest.mark.usefixtures("names")
@@ -63,7 +64,7 @@ async def test_a_store_of_your_own_is_opened_by_its_name() -> None:
 
     registry.register("zookeeper", factory)
     assert "zookeeper" in registry.names()
-    assert isinstance(registry.open_link(spec("zookeeper", "zk://a/b"), "n1", AROUND), AgentLink)
+    assert isinstance(open_link(spec("zookeeper", "zk://a/b"), "n1", AROUND), AgentLink)
     assert asked == [("zk://a/b", "job")]
 
 
@@ -77,7 +78,7 @@ def test_a_name_is_given_once() -> None:
 
 @pytest.mark.parametrize("name", ["torch:c10d", "torch:etcd"])
 async def test_torchs_own_are_asked_for_by_their_long_names(name: str) -> None:
-    assert isinstance(registry.open_link(spec(name), "n1", AROUND), TorchHandlerLink)
+    assert isinstance(open_link(spec(name), "n1", AROUND), TorchHandlerLink)
 
 
 @pytest.mark.parametrize("name", ["zookeeper", "torch:zookeeper", "", "C10D"])
@@ -85,10 +86,10 @@ def test_an_unknown_name_is_refused_with_those_there_are(name: str) -> None:
     with pytest.raises(
         InputError, match=f"rendezvous back end '{name}' is not known to torch either: use one of c10d, "
     ):
-        registry.open_link(spec(name), "n1", AROUND)
+        open_link(spec(name), "n1", AROUND)
 
 
 async def test_a_handler_that_is_given_is_taken_whatever_it_is() -> None:
     handler = SimpleNamespace(next_rendezvous=None)
-    link = registry.open_link(WorkerSpec(entrypoint="true", rdzv_handler=handler), "n1", AROUND)
+    link = open_link(WorkerSpec(entrypoint="true", rdzv_handler=handler), "n1", AROUND)
     assert isinstance(link, TorchHandlerLink)

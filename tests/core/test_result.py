@@ -7,10 +7,11 @@ from kit import decided
 
 from aelastic.agent.group import events as ev
 from aelastic.agent.group.worker_group import WorkerGroup
+from aelastic.agent.outcome import result_of
 from aelastic.errors import ChildFailedError, InputError, InternalError, ProcessFailure, exit_code_of
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
-from aelastic.result import RunResult, result_of
+from aelastic.result import RunResult
 from aelastic.spec import WorkerSpec
 
 CAUSE = ProcessFailure.from_elsewhere("host-a", 0, 0, 11, 3, "ValueError: batch is empty", "", 2000)

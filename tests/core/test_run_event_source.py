@@ -10,9 +10,9 @@ from kit.effort import examples
 from kit.stories.files import stories_in
 from kit.stories.group_events import FOLDER, Told
 
+from aelastic.agent.run_event_source import introduction
 from aelastic.base.machine import InvalidTransition
 from aelastic.observe import run_events as ev
-from aelastic.observe.run_state import introduction
 from aelastic.spec import WorkerSpec
 
 

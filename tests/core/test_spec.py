@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from aelastic.diagnose.hangs.options import ExpectedOutput
 from aelastic.errors import InputError
-from aelastic.settings import RULES, ExpectedOutput, Std
+from aelastic.settings import RULES, Std
 from aelastic.spec import WorkerSpec
 from aelastic.workers.requirements import check_program, check_torch
 

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from kit import decided
 
-from aelastic.agent.group.events import Worker, WorkerState
-from aelastic.agent.group.phases import Phase
 from aelastic.cli.verbs import texts
 from aelastic.errors import ProcessFailure
 from aelastic.observe import run_events as ev
 from aelastic.observe.run_state import PHASES_MAX, RunState
 from aelastic.observe.status import TRACEBACK_CHARACTERS_MAX, describe, describe_ends, readiness
+from aelastic.workers.states import Phase, Worker, WorkerState
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 BEGAN = ev.RunBegan("job-7", "node-1", "host-1", 4711, "trainer", "train.py", 2, 2, 2, 3, "c10d")

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 from kit import decided
 from kit.numbered import restored
 
-from aelastic.agent.group.events import WorkerState
-from aelastic.agent.group.phases import Phase
 from aelastic.errors import ProcessFailure
 from aelastic.observe import run_events as ev
 from aelastic.observe.run_state import PHASES_MAX, RunState
 from aelastic.observe.status_text import StatusText, cut, duration
+from aelastic.workers.states import Phase, WorkerState
 
 BEGAN = ev.RunBegan(
     run_id="job", node_id="node", host="a", pid=1, role="default", entrypoint="train.py", local_world_size=2,

@@ -13,11 +13,10 @@ from kit.numbered import restored
 from kit.stories.event_logs import NodeLog, a_crash, a_start
 from kit.stories.timelines import data_of
 
-from aelastic.agent.group.events import WorkerState
-from aelastic.agent.group.phases import Phase
+from aelastic.cli.timeline import main
 from aelastic.observe.run_events import RunEnded
 from aelastic.rdzv.decisions import wording
-from aelastic.tools.timeline.command import main
+from aelastic.workers.states import Phase, WorkerState
 
 
 @pytest.fixture

@@ -12,8 +12,6 @@ from kit.numbered import restored
 from kit.stories.event_logs import NodeLog, a_crash, a_node_lost, a_start
 from kit.stories.timelines import changed, logs_of, story_of
 
-from aelastic.agent.group.events import WorkerState
-from aelastic.agent.group.phases import Phase
 from aelastic.observe.event_log import ALIVE_INTERVAL_S
 from aelastic.observe.run_events import (
     NotRecovered,
@@ -30,6 +28,7 @@ from aelastic.tools.timeline.html import page, summary
 from aelastic.tools.timeline.merge import tell_story
 from aelastic.tools.timeline.model import UNKNOWN_END_S, NodeStory, Recovery
 from aelastic.tools.timeline.reader import LINE_BYTES_MAX, UnknownVersionError, read_logs, runs_of
+from aelastic.workers.states import Phase, WorkerState
 
 
 def alone() -> NodeLog:

@@ -9,10 +9,10 @@ import pytest
 from kit.stories.group import FAILURE, WHERE, Told
 
 from aelastic.agent.group import events as ev
-from aelastic.agent.group.phases import Phase
 from aelastic.agent.group.worker_group import WorkerGroup
 from aelastic.base.machine import STORY_EVENT_CHARS_MAX, InvalidTransition
 from aelastic.diagnose.failures.failure import MESSAGE_CHARS_MAX
+from aelastic.workers.states import Phase
 
 
 def test_a_group_begins_in_init_with_nothing_armed() -> None:

@@ -29,6 +29,7 @@ from sources import ROOT
 
 from aelastic.cli.parser import VERBS, read_options
 from aelastic.cli.rehearsal import ALL_GROUPS
+from aelastic.cli.spent import as_text
 from aelastic.cli.verbs.texts import why
 from aelastic.diagnose.failures.failure import ProcessFailure
 from aelastic.observe.run_state import GenerationEnd
@@ -38,7 +39,6 @@ from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.ledger import Blamed, Ledger
 from aelastic.rdzv.restart_policy import End, RestartPolicy, cause_of
 from aelastic.tools.spent.bill import Bill, advice_of, in_tenths, notes_of
-from aelastic.tools.spent.command import as_text
 from aelastic.training import Round
 
 yaml = pytest.importorskip("yaml")  # PyYAML: in the group dev
@@ -272,7 +272,7 @@ FLAG = (
 )
 EVENT = (
     """from types import SimpleNamespace
-from aelastic.agent.group.phases import Phase
+from aelastic.workers.states import Phase
 from aelastic.agent.group.worker_group import WorkerGroup
 assert "assigned" in WorkerGroup.__match_args__ + tuple(WorkerGroup.__annotations__)
 group = SimpleNamespace(phase=Phase.BARRIER, assigned=SimpleNamespace(round=3))

@@ -14,7 +14,7 @@ from kit.ports import quiet_port
 from kit.servers.prometheus import node_exporter, program, prometheus
 from kit.waiting import wait_for
 
-from aelastic.agent.group.worker_env import HEALTH_PORT_VARIABLE
+from aelastic.observe.health.address import HEALTH_PORT_VARIABLE
 from aelastic.observe.metrics import RunMetrics
 from aelastic.observe.run_state import RunState
 

@@ -22,7 +22,7 @@ from kit.stories import launches as stories
 from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic import InputError, SignalException
-from aelastic.compat import elastic_agent as ours
+from aelastic import elastic_agent as ours
 from aelastic.compat.elastic_agent import agent as agent_module
 
 pytestmark = [

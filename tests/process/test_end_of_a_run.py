@@ -19,8 +19,8 @@ from kit.virtual_clock import on_virtual_time
 from kit.waiting import wait_for
 
 from aelastic import InputError, Supervisor, WorkerExit, WorkerSpec
-from aelastic.agent.group.worker_env import HEALTH_PORT_VARIABLE
 from aelastic.observe.export.textfile import MetricsTextfile
+from aelastic.observe.health.address import HEALTH_PORT_VARIABLE
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 

@@ -28,13 +28,13 @@ from kit.waiting import DEADLINE_S, wait_for
 
 import aelastic.observe.event_log
 from aelastic import Std, Supervisor, WorkerSpec, WorkerState
-from aelastic.agent.group.phases import Phase
 from aelastic.errors import ProcessFailure
 from aelastic.observe import run_events as ev
 from aelastic.observe.event_log import EventLog, Json, Records, rfc3339
 from aelastic.rdzv.decisions.cause import Cause, CauseKind, SaveOutcome
 from aelastic.rdzv.decisions.decision import Decision, DecisionKind
 from aelastic.rdzv.protocol import messages as m
+from aelastic.workers.states import Phase
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 

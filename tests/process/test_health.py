@@ -32,16 +32,15 @@ from kit.verbs import verb
 from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic import HealthCheckServer, InputError, Supervisor, WorkerSpec, WorkerState
-from aelastic.agent.group.phases import Phase
-from aelastic.agent.group.worker_env import HEALTH_PORT_VARIABLE
 from aelastic.launch import LaunchConfig, elastic_launch
 from aelastic.observe import run_events as ev
 from aelastic.observe.exposition import Exposition
 from aelastic.observe.health import foreign_server, stacks_endpoint
 from aelastic.observe.health import limits as connection_limits
-from aelastic.observe.health.address import Address, close, listen_at, read_address, url_of
+from aelastic.observe.health.address import HEALTH_PORT_VARIABLE, Address, close, listen_at, read_address, url_of
 from aelastic.observe.health.server import HealthServer, open_health
 from aelastic.observe.observer import Observers
+from aelastic.workers.states import Phase
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 

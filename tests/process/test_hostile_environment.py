@@ -14,7 +14,7 @@ from kit.effort import HOSTILE_LAUNCHES
 from kit.hostile_input import LONG_EXAMPLES, TEXTS, hostile
 from kit.launching import Launcher
 
-from aelastic.agent.group.worker_env import HEALTH_PORT_VARIABLE, STUCK_VARIABLE
+from aelastic.agent.group.worker_env import STUCK_VARIABLE
 from aelastic.agent.watches.activity import rules_of
 from aelastic.agent.watches.file_timer import TIMER_FILE_VARIABLE
 from aelastic.agent.watches.watches import FILE_TIMER_VARIABLE
@@ -26,6 +26,7 @@ from aelastic.diagnose.stacks.collectives import RAS_VARIABLE, ras_line
 from aelastic.errors import InputError
 from aelastic.observe.export.systemd import SdNotify
 from aelastic.observe.export.trainer import CA_CERT, TOKEN, URL, status_server
+from aelastic.observe.health.address import HEALTH_PORT_VARIABLE
 from aelastic.rdzv.protocol.secret_file import default_path
 
 pytestmark = [pytest.mark.timeout(7200), pytest.mark.filterwarnings(LONG_EXAMPLES)]

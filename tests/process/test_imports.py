@@ -42,7 +42,7 @@ def test_what_agents_and_programs_import_pulls_in_no_more(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "code, absent",
     [
-        ("from aelastic.tools.timeline.command import main; main(['nowhere'])", rf"{HEAVY}|(asyncio|anyio)\b"),
+        ("from aelastic.cli.timeline import main; main(['nowhere'])", rf"{HEAVY}|(asyncio|anyio)\b"),
         pytest.param(PARSE_AUTO, rf"{HEAVY}|asyncio\b", marks=pytest.mark.all),  # torch is asked, in another process
         # A worker's `record` is imported before the worker's own modules are.
         ("import aelastic.errors", rf"{HEAVY}|{OF_A_FAILURE}|(anyio|asyncio|socket|traceback|logging|json|pathlib)$"),

@@ -16,8 +16,8 @@ from kit.launching import Job, Launcher
 from kit.ports import quiet_port
 from kit.waiting import DEADLINE_S, wait_for
 
+from aelastic.agent.open_files import files_needed
 from aelastic.cli.arguments import parse
-from aelastic.workers.requirements import files_needed
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 

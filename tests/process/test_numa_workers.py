@@ -277,9 +277,8 @@ def test_a_job_that_is_not_bound_asks_no_driver(tmp_path: Path) -> None:
 def test_finding_the_gpus_does_not_import_torch_here(tmp_path: Path) -> None:
     code = (
         "import asyncio, os, sys\n"
-        "from aelastic import WorkerSpec; from aelastic.workers import topology\n"
-        "spec = WorkerSpec(entrypoint='true', numa_binding='node')\n"
-        "try: asyncio.run(topology.cpus_of_workers(spec, os.environ))\n"
+        "from aelastic.workers import topology\n"
+        "try: asyncio.run(topology.cpus_of_workers('node', 1, os.environ))\n"
         "except ValueError as error: print('sees no GPU' in str(error), 'torch' in sys.modules)\n"
     )
     env = environ(write_torch(tmp_path / "fake", []))

@@ -11,9 +11,9 @@ import pytest
 from kit import decided
 from kit.launching import Launcher
 
-from aelastic.agent.group.events import WorkerState
 from aelastic.observe import run_events as ev
 from aelastic.observe.export import otel
+from aelastic.workers.states import WorkerState
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 

@@ -13,7 +13,7 @@ from kit.servers.trainer import trainer
 from kit.verbs import told
 from kit.waiting import wait_for
 
-from aelastic.agent.group.worker_env import HEALTH_PORT_VARIABLE
+from aelastic.observe.health.address import HEALTH_PORT_VARIABLE
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 

@@ -20,12 +20,12 @@ from kit.verbs import told, verb
 from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic import Supervisor, WorkerSpec
-from aelastic.agent.group.events import WorkerState
 from aelastic.base.host import sockets
+from aelastic.cli.timeline import main as timeline
 from aelastic.cli.verbs import asking, jobs
 from aelastic.errors import EXIT_TRY_AGAIN, RequestError
 from aelastic.observe.run_events import RunEnded, WorkersStarted
-from aelastic.tools.timeline.command import main as timeline
+from aelastic.workers.states import WorkerState
 
 # Steps of 10 ms; goes on from where it has saved.
 TRAINS = """

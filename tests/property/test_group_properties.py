@@ -14,13 +14,12 @@ from kit import decided
 from kit.effort import examples
 
 from aelastic.agent.group import events as ev
-from aelastic.agent.group.events import WorkerState
-from aelastic.agent.group.phases import KILL_COUNT_MAX, Phase
 from aelastic.agent.group.worker_group import WorkerGroup
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
 from aelastic.rdzv.protocol.ranks import assign_ranks
 from aelastic.spec import WorkerSpec
+from aelastic.workers.states import KILL_COUNT_MAX, Phase, WorkerState
 
 WORKERS = 3
 # Stopping is armed anew by the request itself, then by each SIGKILL; the next deadline is the end.  A leftover

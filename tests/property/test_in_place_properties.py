@@ -12,13 +12,13 @@ from kit import decided
 from kit.effort import examples
 
 from aelastic.agent.group import events as ev
-from aelastic.agent.group.phases import KILL_COUNT_MAX, Phase
 from aelastic.agent.group.worker_group import WorkerGroup
 from aelastic.base.machine import DeadlinePassed
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.protocol.messages import Assigned, Interrupted, StartAhead
 from aelastic.rdzv.protocol.ranks import assign_ranks
 from aelastic.spec import WorkerSpec
+from aelastic.workers.states import KILL_COUNT_MAX, Phase
 
 WORKERS = 3
 FAILURE = ProcessFailure.from_elsewhere("host", 0, 0, 77, 1, "ValueError", "", 1000)

@@ -11,8 +11,8 @@ import pytest
 from kit.verbs import verb
 
 from aelastic.base.host import sockets
+from aelastic.cli.spent import run_spent
 from aelastic.cli.verbs.explaining import read_ends, run_policy
-from aelastic.tools.spent.command import run_spent
 
 
 def write(folder: Path, node: str, *records: dict[str, Any]) -> None:

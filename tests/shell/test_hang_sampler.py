@@ -17,9 +17,9 @@ from aelastic.agent.group.worker_env import STUCK_VARIABLE
 from aelastic.agent.watches.activity import ActivitySampler, Place, ProcTable, rules_of, sizes_of
 from aelastic.agent.watches.watch import Found
 from aelastic.diagnose.hangs.hang_rules import Rules, Sample
+from aelastic.diagnose.hangs.options import HANG_SIGNALS
 from aelastic.logs.follower import PUNCH_BYTES, TAIL_BYTES, Follower
 from aelastic.logs.lines import PrefixedLines
-from aelastic.settings import HANG_SIGNALS
 from aelastic.workers.backend import WorkerStart
 
 ALL = Rules(hang_timeout_s=60.0, hang_signals=HANG_SIGNALS, stuck_timeout_s=60.0)

@@ -17,8 +17,8 @@ from kit.stories.spent_logs import Job
 from kit.verbs import verb
 
 from aelastic.base.host import sockets
+from aelastic.cli.timeline import main as timeline
 from aelastic.errors import InputError
-from aelastic.tools.timeline.command import main as timeline
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings(LONG_EXAMPLES)]
 

@@ -17,8 +17,6 @@ from kit.screens import DRAWN
 from kit.virtual_clock import on_virtual_time
 from kit.waiting import DEADLINE_S, wait_for
 
-from aelastic.agent.group.events import WorkerState
-from aelastic.agent.group.phases import Phase
 from aelastic.logs import terminal as terminal_module
 from aelastic.logs.lines import PrefixedLines
 from aelastic.logs.pump import sinks_of
@@ -26,6 +24,7 @@ from aelastic.logs.terminal import Terminal, TerminalStream
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observers
 from aelastic.observe.ui.status_line import BACKGROUND_INTERVAL_S, INTERVAL_S, ROWS_INTERVAL_S, StatusLine, status_line
+from aelastic.workers.states import Phase, WorkerState
 
 # Turns.
 

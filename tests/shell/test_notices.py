@@ -18,7 +18,7 @@ from kit.virtual_clock import on_virtual_time
 from aelastic.agent.channels import NoticePages
 from aelastic.agent.group import events as ev
 from aelastic.agent.group.in_place import InPlace
-from aelastic.agent.group.phases import Exits, Phase
+from aelastic.agent.group.phases import Exits
 from aelastic.agent.requests import notice_sources
 from aelastic.agent.requests.notice_sources import DEADLINE_S, NoticeSources
 from aelastic.agent.requests.notices import Notices
@@ -26,6 +26,7 @@ from aelastic.agent.resources import Asked
 from aelastic.rdzv.protocol import requests as r
 from aelastic.spec import WorkerSpec
 from aelastic.training.notice.page import CALLS, FROZEN, NONE, SAVE, SAVED_AT, attach
+from aelastic.workers.states import Phase
 
 CAUSE = decided.drain("n1", 60.0, "")
 

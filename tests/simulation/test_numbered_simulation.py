@@ -12,7 +12,8 @@ from kit.simulated.supervisor import Agent
 
 from aelastic.agent.group import events as g
 from aelastic.agent.group.worker_group import WorkerGroup
-from aelastic.observe.run_state import RunEventSource, RunState
+from aelastic.agent.run_event_source import RunEventSource
+from aelastic.observe.run_state import RunState
 from aelastic.rdzv.protocol import messages as m
 
 pytestmark = pytest.mark.words  # it makes numbers of them itself

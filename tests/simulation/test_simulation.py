@@ -24,10 +24,10 @@ from kit.simulated.simulation import LEASE_S, Faults, Simulation, Size, simulate
 from kit.simulated.supervisor import WAYS_TO_FAIL, Agent
 from kit.simulated.world import FIN
 
+from aelastic.agent.outcome import result_of
 from aelastic.rdzv.leader.absent import RETURN_S
 from aelastic.rdzv.leader.leader import STAND_BACK_LEASES, STAND_BACK_S
 from aelastic.rdzv.protocol.messages import Outcome
-from aelastic.result import result_of
 
 SEEDS_IN_A_TEST = 20
 # What the coordinator's timers and the workers' ends may take when a node is known to be gone.

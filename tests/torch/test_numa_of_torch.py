@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from kit.effort import examples
 from kit.workers.machines import WORKERS, Cpu, Machine, TorchOn, machine, our_cpus
 
-from aelastic.settings import NUMA_BINDINGS
 from aelastic.workers import topology
-from aelastic.workers.numa import ranges
+from aelastic.workers.numa import NUMA_BINDINGS, ranges
 
 MACHINES = {
     "one node": machine(sockets=1, nodes=1, gpu_nodes=(0, 0)),

@@ -29,9 +29,9 @@ from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from aelastic import InputError, ProcessFailure, Std, Supervisor, WorkerSpec, WorkerState
 from aelastic.agent.group import events as g
 from aelastic.agent.group.worker_group import WorkerGroup
+from aelastic.agent.run_event_source import RunEventSource
 from aelastic.observe import torch_events
 from aelastic.observe.run_events import RunEnded
-from aelastic.observe.run_state import RunEventSource
 from aelastic.observe.torch_events import check_event_log_handler
 from aelastic.observe.torch_events_core import Status, Told, TorchTranslator
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome

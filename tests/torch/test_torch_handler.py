@@ -32,6 +32,7 @@ from aelastic.rdzv import torch_handler_thread
 from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
+from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.torch_handler_link import TorchHandlerLink, handler_opener
 from aelastic.spec import WorkerSpec
@@ -115,7 +116,14 @@ async def agent_with(
     handler: Callable[[], Any] | Handler, role: str = "default", workers: int = 2, **options: Any
 ) -> AsyncIterator[Agent]:
     spec = WorkerSpec(entrypoint="train.py", **{"monitor_interval": 0.01, "max_restarts": 1, **options})
-    link = TorchHandlerLink((lambda: handler) if isinstance(handler, Handler) else handler, spec)
+    link = TorchHandlerLink(
+        (lambda: handler) if isinstance(handler, Handler) else handler,
+        RestartPolicy(spec.max_restarts),
+        monitor_interval_s=spec.monitor_interval,
+        exit_barrier_timeout_s=spec.exit_barrier_timeout_s,
+        master_addr=spec.master_addr,
+        master_port=spec.master_port,
+    )
     agent = Agent(link, Mailbox(), m.Node("us", "here", role, workers, "localhost", 1))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(link.run, agent.mailbox.post)
@@ -450,7 +458,7 @@ def test_a_program_ends_though_its_handler_blocks_for_ever() -> None:
         import anyio, sys, time
         from aelastic.rdzv.protocol.messages import Node, Ready
         from aelastic.rdzv.torch_handler_link import TorchHandlerLink
-        from aelastic.spec import WorkerSpec
+        from aelastic.rdzv.restart_policy import RestartPolicy
 
         class Handler:
             def next_rendezvous(self):
@@ -461,7 +469,7 @@ def test_a_program_ends_though_its_handler_blocks_for_ever() -> None:
             global loop, begun
             import asyncio
             loop, begun = asyncio.get_running_loop(), anyio.Event()
-            link = TorchHandlerLink(Handler, WorkerSpec(entrypoint="train.py"))
+            link = TorchHandlerLink(Handler, RestartPolicy(3), monitor_interval_s=0.1, exit_barrier_timeout_s=300.0)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(link.run, print)
                 link.tell(Ready(Node("us", "here", "default", 1, "", 0)))

@@ -1,4 +1,4 @@
-"""The interface between the worker group and its supervisor: states, events in, actions out.
+"""The interface between the worker group and its supervisor: events in, actions out.
 
 Events report what happened, actions request what to do; every action documents what answers it.  Events about
 workers carry the generation they belong to, those of the rendezvous (`rdzv.messages`) their round.
@@ -8,57 +8,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from enum import Enum
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
-from aelastic.base.host.signals import signal_name
 from aelastic.base.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  also an event of this core
 from aelastic.base.record import Record
 from aelastic.diagnose.failures.failure import ProcessFailure
+from aelastic.diagnose.hangs.options import WatchName
 from aelastic.rdzv.decisions.decision import Why
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, StartAhead
 from aelastic.rdzv.protocol.ranks import NodeRanks
-
-# Which watch found a worker unhealthy: a timer that it set and did not clear, no sign of life, missing output, a sleep
-# that no signal ends.
-WatchName: TypeAlias = Literal["timer", "hang", "output", "stuck"]
-
-
-class WorkerState(str, Enum):  # noqa: UP042  as torch's, so that it equals torch's
-    """State of a worker group (torch: `torch.distributed.elastic.agent.server.WorkerState`)."""
-
-    UNKNOWN = "UNKNOWN"  # the agent lost track of its workers; cannot be recovered
-    INIT = "INIT"  # not yet started
-    HEALTHY = "HEALTHY"  # workers are running
-    UNHEALTHY = "UNHEALTHY"  # workers are running, and one of them has failed
-    STOPPED = "STOPPED"  # stopped by the agent; restarted unless the agent is leaving
-    SUCCEEDED = "SUCCEEDED"  # all workers exited with 0; final once those of the other nodes have as well
-    FAILED = "FAILED"  # a worker failed, and the job has ended
-
-    @staticmethod
-    def is_running(state: WorkerState) -> bool:
-        """Whether worker processes exist, healthy or not (torch: `WorkerState.is_running`)."""
-        return state in {WorkerState.HEALTHY, WorkerState.UNHEALTHY}
-
-
-class Worker(Record):
-    """One worker of a round (torch: `torch.distributed.elastic.agent.server.Worker`).
-
-    Args:
-        local_rank: its rank on this node, from 0.
-        global_rank: its rank in the job; torch's `RANK`.
-        role_rank: its rank among the workers with its role.
-        world_size: number of workers in the job.
-        role_world_size: number of workers with its role.
-        id: the back end's name for it: the pid of a process of this machine; `None` before the start.
-    """
-
-    local_rank: int
-    global_rank: int = -1
-    role_rank: int = -1
-    world_size: int = -1
-    role_world_size: int = -1
-    id: Any = None
+from aelastic.workers.states import Worker, signal_words
 
 
 def worker_of(ranks: NodeRanks, local_rank: int) -> Worker:
@@ -338,8 +297,3 @@ Action: TypeAlias = (
     | Stop
     | Finish
 )
-
-
-def signal_words(signum: int) -> str:
-    """Returns the name, such as `SIGTERM`, or `signal 40` for a signal without a name."""
-    return signal_name(signum) or f"signal {signum}"

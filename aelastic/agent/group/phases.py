@@ -1,6 +1,6 @@
-"""State of a worker group: what it is doing, what it does once its workers are gone, and which of them have ended.
+"""State of a worker group: what it does once its workers are gone, and which of them have ended.
 
-Parts of `worker_group`; only that changes them.  Views of a run read the phase.
+Parts of `worker_group`; only that changes them.
 """
 
 from __future__ import annotations
@@ -8,47 +8,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum, auto
 from typing import TypeAlias
 
-from aelastic.agent.group.events import WorkerState
 from aelastic.base.record import Record
 from aelastic.diagnose.failures.failure import ProcessFailure
 from aelastic.rdzv.decisions.decision import Why
 from aelastic.rdzv.protocol.messages import Ended, Outcome
-
-# A process in uninterruptible sleep survives SIGKILL.  We try twice, then leave: an agent that waits forever can be
-# neither restarted nor replaced.
-KILL_COUNT_MAX = 2
-# SIGKILL takes effect at once or not soon; the kernel only needs time to tear down large address spaces.
-KILL_WAIT_S = 10.0
-
-
-class Phase(StrEnum):
-    """What the agent is doing; `WorkerState` is the public part of it."""
-
-    INIT = auto()  # not started
-    JOINING = auto()  # waiting for a round to complete
-    SPAWNING = auto()  # the workers are being started
-    PREPARING = auto()  # workers were started before a round includes them: waiting for them, then for the round
-    RUNNING = auto()  # the workers run
-    CANCELLING = auto()  # stopped while the workers were being started: waiting for the start to end
-    LEAVING = auto()  # the round is over, workers keep their processes: waiting until all are ready for the next
-    FORMING = auto()  # workers keep their processes, and all are ready: waiting for a round to complete
-    STOPPING = auto()  # the workers were asked to end: waiting until none of their processes is left
-    AWAITING = auto()  # a worker failed, all are gone: restart or not?
-    BARRIER = auto()  # our workers succeeded: waiting for those of other nodes
-    DONE = auto()  # final
-
-    @property
-    def has_workers(self) -> bool:
-        """Whether workers, or processes that they left behind, exist."""
-        return self in {Phase.PREPARING, Phase.RUNNING, Phase.LEAVING, Phase.FORMING, Phase.STOPPING}
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether a deadline ends this phase: workers, a back end or other nodes may never do."""
-        return self in {Phase.CANCELLING, Phase.LEAVING, Phase.STOPPING, Phase.BARRIER}
+from aelastic.workers.states import KILL_COUNT_MAX, WorkerState
 
 
 class Rejoin(Record):

@@ -18,7 +18,6 @@ from aelastic.training.notice.page import PAGE_VARIABLE
 CONTROL_SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 # Ours: grows with each round, so that a script can reject writes of a worker of an earlier round.
 FENCE_VARIABLE = "AELASTIC_ROUND"
-HEALTH_PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"  # the agent's, not passed on
 # Where to find the job's secret: `--secret-file`, and the folder of systemd's credentials (systemd.exec(5)).
 SECRET_VARIABLE, CREDENTIALS_VARIABLE = "AELASTIC_SECRET_FILE", "CREDENTIALS_DIRECTORY"
 # torch's: seconds that a worker may spend in uninterruptible sleep; unset, 0 or less: no limit.

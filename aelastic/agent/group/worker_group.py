@@ -27,14 +27,14 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from aelastic.agent.group import events as ev
-from aelastic.agent.group.events import WorkerState
 from aelastic.agent.group.in_place import GRACE_S, LIMIT_S, InPlace, WorkerStage
-from aelastic.agent.group.phases import KILL_WAIT_S, Await, End, Exits, Phase, Rejoin, Wish
+from aelastic.agent.group.phases import Await, End, Exits, Rejoin, Wish
 from aelastic.base.machine import Machine, Story
 from aelastic.diagnose.failures.failure import ProcessFailure
 from aelastic.rdzv.decisions.decision import Why
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, StartAhead
 from aelastic.spec import WorkerSpec
+from aelastic.workers.states import KILL_WAIT_S, Phase, Worker, WorkerState
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     deadline: float | None = None
     generation: int = 0
     assigned: Assigned | None = None  # the last round that included this node
-    workers: tuple[ev.Worker, ...] = ()  # of the current generation
+    workers: tuple[Worker, ...] = ()  # of the current generation
     exits: Exits = field(default_factory=Exits)  # of the current generation
     in_place: InPlace = field(default_factory=InPlace)  # of the current generation
     verdict: Ended | None = None
@@ -594,7 +594,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         self._wish, self.exits, self.deadline = Rejoin(), Exits(), None
         self.in_place.start(local_ranks, is_ahead=assigned is None)
         if assigned is None:
-            self.workers = tuple(ev.Worker(rank) for rank in local_ranks)
+            self.workers = tuple(Worker(rank) for rank in local_ranks)
         else:
             self.assigned = assigned
             self.workers = tuple(ev.worker_of(assigned.ranks, rank) for rank in local_ranks)

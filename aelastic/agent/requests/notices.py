@@ -12,7 +12,6 @@ from typing import assert_never
 import anyio
 
 from aelastic.agent.group import events as ev
-from aelastic.agent.group.phases import Phase
 from aelastic.agent.resources import Asked, RunContext
 from aelastic.base import aio
 from aelastic.base.host import proc_table
@@ -20,6 +19,7 @@ from aelastic.observe.run_events import Announced
 from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.protocol import requests as r
 from aelastic.training.notice.page import FROZEN, NONE, SAVE
+from aelastic.workers.states import Phase
 
 # By then, a write of one processor has long been visible to all others.
 SETTLE_S = 0.005

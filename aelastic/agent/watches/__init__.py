@@ -5,4 +5,4 @@
 - `watches`: the watches of a run
 """
 
-__all__ = ["watches"]
+__all__ = ["watch", "watches"]

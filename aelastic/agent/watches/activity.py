@@ -30,8 +30,8 @@ from aelastic.base.host.proc_table import Process
 from aelastic.base.host.usage import Growth, bytes_in
 from aelastic.base.record import Record
 from aelastic.diagnose.hangs.hang_rules import WORDS, Began, Ended, HangRules, Looked, Rules, Sample
+from aelastic.diagnose.hangs.options import HangSignal
 from aelastic.errors import InputError
-from aelastic.settings import HangSignal
 from aelastic.spec import WorkerSpec
 from aelastic.workers.backend import WorkerStart
 

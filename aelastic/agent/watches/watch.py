@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from aelastic.agent.group.events import WatchName
 from aelastic.base.record import Record
+from aelastic.diagnose.hangs.options import WatchName
 from aelastic.workers.backend import WorkerStart
 
 

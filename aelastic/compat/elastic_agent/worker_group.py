@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aelastic.agent.group.events import Worker, WorkerState
 from aelastic.errors import InputError
+from aelastic.workers.states import Worker, WorkerState
 
 
 @dataclass

@@ -1,7 +1,8 @@
-"""Finds workers that are alive but make no progress.
+"""The rules by which workers that are alive but make no progress are found; `aelastic.agent.watches` looks at workers.
 
-There are two watches (`watch` is their interface), each a shell around pure rules: `file_timer` (`timer_rules`) for
-timers that workers set, `activity` (`hang_rules`) for output, CPU use and IO.  `agent.watches` makes the enabled ones.
+- `options`: what a user can set
+- `hang_rules`: no output, no CPU time and no IO, or no expected output, for too long
+- `timer_rules`: timers that workers set and did not clear in time
 """
 
-__all__ = ["activity", "file_timer", "watch"]
+__all__ = ["hang_rules", "options", "timer_rules"]

@@ -26,9 +26,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
-from aelastic.agent.group.events import WatchName
 from aelastic.base.record import Record
-from aelastic.settings import ExpectedOutput, HangAction, HangSignal
+from aelastic.diagnose.hangs.options import ExpectedOutput, HangAction, HangSignal, WatchName
 
 # Share of one core, between two looks.  A heartbeat thread uses less; computing, or a busy loop, uses far more.
 CPU_FRACTION_MIN = 0.01

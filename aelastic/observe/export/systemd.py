@@ -14,10 +14,10 @@ from collections.abc import Mapping
 
 import anyio
 
-from aelastic.agent.group.phases import KILL_COUNT_MAX, KILL_WAIT_S
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
 from aelastic.observe.status_text import SEPARATOR, WORDS_MAX, StatusText, cut
+from aelastic.workers.states import KILL_COUNT_MAX, KILL_WAIT_S
 
 _log = logging.getLogger(__name__)
 

@@ -21,11 +21,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 
-from aelastic.agent.group.events import WorkerState
 from aelastic.base.aio import run_sync
 from aelastic.base.record import Record
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
+from aelastic.workers.states import WorkerState
 
 _log = logging.getLogger(__name__)
 

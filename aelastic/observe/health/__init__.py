@@ -4,4 +4,4 @@
 `foreign_server` runs a server with torch's interface instead, which the program supplies.
 """
 
-__all__ = ["foreign_server", "server", "stacks_endpoint"]
+__all__ = ["address", "foreign_server", "server", "stacks_endpoint"]

@@ -6,10 +6,10 @@ import socket
 from contextlib import suppress
 from typing import NoReturn
 
-from aelastic.agent.group.worker_env import HEALTH_PORT_VARIABLE
 from aelastic.base.record import Record
 from aelastic.errors import InputError
 
+HEALTH_PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"  # of the agent, not passed on to workers
 # Clients are on this host, unless the user chooses otherwise.
 LOOPBACK = "127.0.0.1"
 # Clients wait in the kernel while we are busy; its usual limit (`somaxconn` before Linux 5.4) is no higher.

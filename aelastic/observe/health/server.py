@@ -30,7 +30,6 @@ import anyio
 import anyio.lowlevel
 
 import aelastic
-from aelastic.agent.group.worker_env import HEALTH_PORT_VARIABLE
 from aelastic.base import aio
 from aelastic.base.aio import run_sync
 from aelastic.base.host.sockets import is_address
@@ -39,7 +38,7 @@ from aelastic.errors import InputError
 from aelastic.health_check_server import HealthCheckServer as HealthCheckServer  # noqa: PLC0414  for its users
 from aelastic.health_check_server import HealthCheckServerFactory
 from aelastic.observe.exposition import TICK_S, Exposition
-from aelastic.observe.health.address import Address, close, listen_at, read_address, url_of
+from aelastic.observe.health.address import HEALTH_PORT_VARIABLE, Address, close, listen_at, read_address, url_of
 from aelastic.observe.health.limits import DROPPED, ConnectionLimits
 from aelastic.observe.health.page import PAGE, POLICY
 from aelastic.observe.health.stacks_endpoint import StacksEndpoint

@@ -1,4 +1,4 @@
-"""Makes a picture and a trace of event logs: `aelastic timeline`.
+"""Makes a picture and a trace of event logs: `aelastic timeline` (`cli/timeline.py`).
 
 `files` finds the logs; `reader` turns lines into entries, `node_reader` those into the story of one agent,
 `merge` into that of the run (values in `model`).  `html` fills in the page, `page.html`, with the data
@@ -6,4 +6,4 @@ of the picture from `chart`, of `boxes`, and `page.js`, which draws it, and `pag
 `text` words lengths of time.
 """
 
-__all__ = ["command", "files", "reader", "text"]
+__all__ = ["files", "html", "merge", "model", "perfetto", "reader", "text"]

@@ -10,4 +10,4 @@
 Why a fork is safe, and what differs from a cold start: `docs/how-to/preload.md`, ADR 17.
 """
 
-__all__ = ["children", "command", "fork_server"]
+__all__ = ["children", "command", "fork_server", "parked"]

@@ -21,13 +21,12 @@ from anyio.abc import TaskGroup
 from aelastic.base import aio
 from aelastic.base.aio import run_sync
 from aelastic.base.host.children import ForkedHelper
-from aelastic.observe.run_events import ForkServerMeasured
 from aelastic.workers.backend import WorkerStart
 from aelastic.workers.forkserver import preload, priority
 from aelastic.workers.forkserver.children import command_of
 from aelastic.workers.forkserver.command import Launch, PythonCommand
 from aelastic.workers.forkserver.learning import Imports, KeptImports
-from aelastic.workers.forkserver.parked import NoAnswerError, Parked, memory_of
+from aelastic.workers.forkserver.parked import Memory, NoAnswerError, Parked, memory_of
 from aelastic.workers.forkserver.server_process import ServerProcess
 
 _log = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ class ForkServer:
         named: where that setting comes from, for warnings.
         env: the common part of all workers' environments, and the agent's mark.
         differing: names of variables that differ from worker to worker, or from start to start.
-        tell: takes run events, for the observers.
+        on_measured: takes the memory of its processes, whenever that has changed.
         kept_in: the folder for what is learned; `None`: it is not kept.
     """
 
@@ -66,13 +65,13 @@ class ForkServer:
         named: str,
         env: Mapping[str, str],
         differing: frozenset[str],
-        tell: Callable[[ForkServerMeasured], None],
+        on_measured: Callable[[Memory], None],
         kept_in: Path | None,
     ) -> None:
         self._command = command
         self._named = named
         self._env = env
-        self._tell_observers = tell
+        self._on_measured = on_measured
         self._is_auto, self._kept = modules == "auto", KeptImports(kept_in, command)
         known = self._kept.read() if modules == "auto" else modules
         self._core = preload.Preload(known, is_learning=not known)
@@ -275,7 +274,7 @@ class ForkServer:
 
     async def _measure(self) -> None:
         """Reports the memory of the process and of parked processes, when it has changed."""
-        told = ForkServerMeasured(0, 0)
+        told = Memory(0, 0)
         while True:
             with anyio.move_on_after(MEASURE_INTERVAL_S):
                 await self._has_forked.wait()
@@ -283,7 +282,7 @@ class ForkServer:
                 await anyio.sleep(MEASURE_DELAY_S)
             measured = await run_sync(memory_of, self._process.pid, abandon_on_cancel=True)
             if (measured.parked, measured.pss_bytes >> 20) != (told.parked, told.pss_bytes >> 20):
-                self._tell_observers(told := measured)
+                self._on_measured(told := measured)
 
     def _park(self, count: int) -> None:
         """Requests forks until this many processes are parked; each announces itself at its gate."""

@@ -7,14 +7,13 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 
 from aelastic.base.host import proc_table
 from aelastic.base.host.children import taken_status, wait_killed, waited_for
 from aelastic.base.host.usage import pss_bytes
-from aelastic.observe.run_events import ForkServerMeasured
 from aelastic.workers.forkserver.command import PythonCommand
 
 # A process answers in a millisecond.  It hangs if it sleeps at this many looks in a row; if it only waits for a CPU, or
@@ -160,7 +159,14 @@ async def receive(sock: socket.socket) -> dict[str, Any]:
     return message
 
 
-def memory_of(leader: int) -> ForkServerMeasured:
+class Memory(NamedTuple):
+    """The memory of a fork server and of the processes that wait to become workers."""
+
+    parked: int  # number of these processes
+    pss_bytes: int  # of all of them
+
+
+def memory_of(leader: int) -> Memory:
     """Measures a fork server and its parked processes, which are in its session.  Runs in a thread."""
     pids = [entry.pid for entry in proc_table.session_members({leader})]
-    return ForkServerMeasured(max(0, len(pids) - 1), pss_bytes(pids))
+    return Memory(max(0, len(pids) - 1), pss_bytes(pids))

@@ -11,10 +11,10 @@ from typing import Any
 
 from aelastic.agent.group import events as g
 from aelastic.agent.group.in_place import WorkerStage
-from aelastic.agent.group.phases import Phase
+from aelastic.agent.run_event_source import RunEventSource
 from aelastic.errors import ProcessFailure
-from aelastic.observe.run_state import RunEventSource
 from aelastic.rdzv.protocol.messages import Assigned, OptedIn, Prepared, Starts
+from aelastic.workers.states import Phase
 from kit.simulated.crews import Place, Process, Workplace
 from kit.simulated.supervisor import POSTMORTEM_S, VICTIMS, WAYS_TO_FAIL, Agent
 

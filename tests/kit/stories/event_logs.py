@@ -9,8 +9,6 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
-from aelastic.agent.group.events import WorkerState
-from aelastic.agent.group.phases import Phase
 from aelastic.errors import ProcessFailure
 from aelastic.observe.event_log import Records
 from aelastic.observe.run_events import (
@@ -31,6 +29,7 @@ from aelastic.observe.run_events import (
 )
 from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.decisions.decision import Decision
+from aelastic.workers.states import Phase, WorkerState
 from kit import decided
 
 _BEGAN = 1_770_000_000  # seconds since 1970

@@ -17,6 +17,7 @@ from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome, StartAhead
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.spec import WorkerSpec
+from aelastic.workers.states import signal_words
 from kit import decided
 from kit.stories import files, texts
 from kit.stories.files import Story, options_of
@@ -206,7 +207,7 @@ class Told(texts.Told):
             case ev.TellLeft(reason):
                 return f"tells that it leaves: {reason}"
             case ev.Stop(generation, local_ranks, by):
-                return f"stops {' '.join(map(str, local_ranks))} of generation {generation} with {ev.signal_words(by)}"
+                return f"stops {' '.join(map(str, local_ranks))} of generation {generation} with {signal_words(by)}"
             case ev.Finish(reason):
                 return f"finishes: {wording.text_of(reason)}"
 

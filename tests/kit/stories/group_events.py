@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from aelastic.agent.group.phases import Phase
+from aelastic.agent.run_event_source import RunEventSource
 from aelastic.base.record import Record
 from aelastic.errors import ProcessFailure
 from aelastic.observe import run_events as ev
-from aelastic.observe.run_state import RunEventSource
 from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.decisions.decision import Decision
+from aelastic.workers.states import Phase
 from kit.stories import files, group
 from kit.stories.files import Story
 

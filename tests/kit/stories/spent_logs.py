@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from aelastic.agent.group.events import WorkerState
-from aelastic.agent.group.phases import Phase
 from aelastic.observe.run_events import Announced, Noticed, Progressed, RunEnded, Waited, WorkerEnded
 from aelastic.observe.time_spent import ON
 from aelastic.rdzv.decisions.decision import Decision
+from aelastic.workers.states import Phase, WorkerState
 from kit import decided
 from kit.stories.event_logs import NodeLog
 

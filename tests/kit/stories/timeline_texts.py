@@ -12,12 +12,11 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from aelastic.agent.group.events import WorkerState
-from aelastic.agent.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.rdzv.decisions.decision import Decision
 from aelastic.tools.timeline.model import NodeStory, Restart
 from aelastic.tools.timeline.model import Story as Timeline
+from aelastic.workers.states import Phase, WorkerState
 from kit import decided
 from kit.stories import files
 from kit.stories.event_logs import NodeLog

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from aelastic.observe.run_state import HAVE_RETURNED
+from aelastic.agent.run_event_source import HAVE_RETURNED
 from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher
 from kit.waiting import wait_for
 from kit.workers.examples import add, copy_examples, kill_rank_1, shown_command
