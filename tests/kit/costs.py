@@ -1,7 +1,7 @@
-"""Lives of jobs of any number of agents, and of nodes of any number of workers: the events in them whose cost is measured.
+"""Lives of jobs with any number of agents, and of nodes with any number of workers: the events whose cost is measured.
 
-A life yields each such event under its name, with how many it concerns: one agent (or worker), or all of them.  What it does
-not yield it tells the core itself.
+A life yields each such event with its name and the number of agents (or workers) that it concerns, one or all of them.  It
+passes all other events to the core itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kit.stories.leader_terms import FAILURE, LEASE_S, TERM, UPWARD, WORD, Term,
 from kit.visits import Act, Name
 
 FEW = 5  # agents or workers that do the same, one after the other
-VOTERS = 5  # of a round, of any size
+VOTERS = 5  # of a round of any size
 ONE, ALL = False, True
 Measured: TypeAlias = tuple[str, bool, Act]
 Life: TypeAlias = Callable[[int], Iterator[Measured]]
@@ -46,7 +46,7 @@ def names(count: int, start: int = 0) -> list[Name]:
 class Job(Term):
     """A leader's term, and the events in it that are measured.
 
-    What the endpoint and voters answer to an event that is measured follows before the next one.
+    The endpoint and the voters answer each measured event before the next one.
     """
 
     def act(self, event: Any) -> Act:
@@ -58,11 +58,11 @@ class Job(Term):
         return super().tell(*events)
 
     def is_pending(self) -> bool:
-        """Whether an entry is not committed."""
+        """Whether an entry is not committed yet."""
         return self.leader.log.proposal is not None
 
     def settle(self) -> None:
-        """All that is asked is answered."""
+        """Answers all open requests."""
         while not self.is_cell_silent and (asked := self.leader.cell._asked) is not None:
             for event in self.of_cell(ev.ReadCell() if asked.written is None else ev.WriteCell(asked.written)):
                 super().tell(event)
@@ -73,7 +73,7 @@ class Job(Term):
                     super().tell(event)
 
     def said(self, name: str, message: Any) -> Act:
-        """What a node says of itself comes as its whole status, after it has read its plan."""
+        """A node's message arrives as its whole status, after the node has read its plan."""
         conn = self.conns[name]
         if isinstance(message, UPWARD):
             return self.act(ev.Received(conn, message))
@@ -89,7 +89,7 @@ class Job(Term):
     def greets(
         self, name: str, rank: int | None = None, starts: m.Starts = m.Starts.COLD, past: m.Past | None = None
     ) -> Act:
-        """A node has connected, and says hello."""
+        """A node connects and sends its greeting."""
         self.open(name)
         greeting = self.greeting(name, rank, past=past)
         given = greeting.status.replace(node=greeting.status.node.replace(starts=starts))
@@ -98,7 +98,7 @@ class Job(Term):
         return self.act(ev.Received(self.conns[name], greeting.replace(status=given)))
 
     def node(self, name: str, rank: int | None = None, **others: Any) -> m.Node:
-        """The first few nodes have a vote, where nodes vote."""
+        """A node; if nodes vote, the first few have a vote."""
         votes = self.leader.do_nodes_vote and int(name[1:]) < VOTERS
         return node(name, rank, **({"vote_port": 7} if votes else {}) | others)
 
@@ -122,18 +122,18 @@ class Job(Term):
         self.do(self.said(name, m.Alive()) for name in of)
 
     def pass_until(self, is_there: Callable[[], bool], alive: list[Name]) -> Act:
-        """Time passes until what is due is what is waited for; agents show that they live."""
+        """Lets time pass, with heartbeats from agents, until the next deadline is the one to measure."""
         while not is_there():
             self.live(alive)
             self.pass_deadline()
         return self.due()
 
     def each(self, name: str, of: list[Name], act_of: Callable[[Name], Act]) -> Iterator[Measured]:
-        """Some agents do the same, one after the other."""
+        """Several agents do the same, one after the other."""
         return ((name, ONE, act_of(each)) for each in of)
 
     def all_say(self, name: str, of: list[Name], message_of: Callable[[Name], Any]) -> Iterator[Measured]:
-        """All agents say something; the last ones are measured, and what follows from the very last concerns all."""
+        """All agents send a message; the last few are measured, and the very last one concerns all agents."""
         *others, last = of
         self.do(self.said(each, message_of(each)) for each in others[:-FEW])
         yield from self.each(name, others[-FEW:], lambda each: self.said(each, message_of(each)))
@@ -141,7 +141,7 @@ class Job(Term):
 
 
 def running(count: int, room: int = 0, **others: Any) -> Job:
-    """A round of so many agents runs, with places for more."""
+    """A job with a running round of `count` agents, and room for more."""
     job = Job((1, count + room), last_call_timeout_s=0.01, settle_time_s=0.02, **others)
     job.gather(names(count))
     if room:
@@ -240,7 +240,7 @@ def a_round_begins_is_asked_and_drained(count: int) -> Iterator[Measured]:
 
 
 def verdict_taken(job: Job) -> Act:
-    """The endpoint says that it has what was proposed."""
+    """The endpoint confirms that it has stored the proposal."""
     asked = job.leader.cell._asked
     assert asked is not None and asked.written is not None and job.leader.log.proposal is not None
     job.stored = job._read = asked.written
@@ -270,7 +270,7 @@ def a_round_fails_the_next_succeeds(count: int) -> Iterator[Measured]:
 
 
 def ended(count: int, **others: Any) -> Job:
-    """A round is over, and all agents stop their workers."""
+    """A job whose round is over: all agents stop their workers."""
     job = running(count, **others)
     job.fail(names(1)[0])
     assert job.coordinator.phase is Phase.FORMING and not job.coordinator.forming.end.untold
@@ -344,7 +344,7 @@ def an_agent_hears_no_other(count: int) -> Iterator[Measured]:
 
 
 def few_of_many_vote(count: int) -> Iterator[Measured]:
-    """A round of many, of whom a few vote: what these say of the log, and how its entries come about."""
+    """A round of many agents of which a few vote: their reports about the log, and how entries are committed."""
     all_names = names(count)
     voters, (first, second, *_), others = all_names[:VOTERS], all_names, all_names[VOTERS : VOTERS + FEW]
     job = running(count, own=all_names[0], do_nodes_vote=True)
@@ -365,7 +365,7 @@ def few_of_many_vote(count: int) -> Iterator[Measured]:
     assert not job.is_pending()
     yield "a higher term", ALL, job.act(ev.Campaigned(9, m.Campaign(TERM + 3, entry.id, leader_at("x", "token of x"))))
     yield "resigns", ALL, job.act(ev.Resigned())
-    # A new leader, which reads that its own agent had led.
+    # A new leader, which reads that its own agent led before.
     kept = Node(first, TERM, first, committed=entry)
     stored = m.StoredCell(Cell(WORD, entry.log, TERM, "token of x", 3, entry), leader_at("x", "token of x"))
     others_: dict[str, Any] = {"own": first, "do_nodes_vote": True, "kept": kept, "stored": stored, "term": TERM + 1}
@@ -397,7 +397,7 @@ def newcomers_come(count: int) -> Iterator[Measured]:
 
 
 def nothing_is_committed(count: int) -> Iterator[Measured]:
-    """What nodes report while the endpoint is silent waits."""
+    """Reports of nodes wait while the endpoint is silent."""
     job, all_names = running(count, room=1), names(count)
     first, few = all_names[0], all_names[1 : 1 + FEW]
     job.is_cell_silent = True
@@ -411,7 +411,7 @@ def nothing_is_committed(count: int) -> Iterator[Measured]:
 
 
 def kept(size: int, departed: int = 0) -> m.StoredCell:
-    """What the endpoint remembers of a round of so many, of whom the last ones had finished and left."""
+    """The cell after a round of `size` nodes, the last of which had finished and left."""
     nodes = [node(name, address=f"10.0.{int(name[1:]) // 250}.1") for name in names(size)]
     ranks = tuple(range(size - departed, size))
     entry = first_entry(TERM, (), (), (WORD,), payload_of(JobState(round_of(7, TERM, nodes, "n0"), departed=ranks)))
@@ -516,7 +516,7 @@ def workers_start_and_end(count: int) -> Iterator[Measured]:
 
 
 def workers_recover_in_place(count: int) -> Iterator[Measured]:
-    """What one worker says has the others of the node looked at: whether they have said so as well."""
+    """Each message of one worker makes the agent check whether the others of its node have sent theirs."""
     group, ranks = working(count), range(count)
     for rank in ranks[FEW:]:
         group.handle(g.Ready(1, rank, 0, -1), NOW)
@@ -575,7 +575,7 @@ def timers_run(count: int) -> Iterator[Measured]:
 
 
 def in_a_large_job(count: int) -> member.Story:
-    """An agent of a job that has so many nodes more: it votes, and knows the entry whole."""
+    """An agent of a job with `count` more nodes: it votes, and knows the whole entry."""
     there, size = member.following(), count + 2
     there.core.terms = there.core.terms.replace(max_nodes=size)
     ranks = member.RANKS.replace(group_world_size=size, world_size=2 * size, role_world_size=2 * size)
