@@ -20,7 +20,7 @@ class Reports:
 
     of: dict[str, m.Status] = field(default_factory=dict)
     earlier: dict[str, m.Status] = field(default_factory=dict)  # before the last message to a node
-    looks: dict[str, int] = field(default_factory=dict)  # the number of the last look that each was asked for
+    looks: dict[str, int] = field(default_factory=dict)  # the number of the last `m.Look` that each received
     known: set[str] = field(default_factory=set)  # nodes that are connected and have reported
 
     def connects(self, node: m.Node, past: m.Past) -> Reported:

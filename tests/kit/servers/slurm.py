@@ -195,7 +195,7 @@ def slurm(folder: Path, *settings: str) -> Iterator[Slurm]:
 
 
 def _program(name: str) -> str:
-    """A daemon's path; without Debian's alternatives if it was only unpacked.  Empty: there is none."""
+    """A daemon's path; without Debian's alternatives if it was only unpacked.  Empty if it is missing."""
     unpacked = UNPACKED / "sbin" / f"{name}-wlm"
     return str(unpacked) if unpacked.exists() else shutil.which(name) or ""
 

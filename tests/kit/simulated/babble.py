@@ -1,4 +1,4 @@
-# ruff: noqa: T201  a program says what it found
+# ruff: noqa: T201  a program prints its results
 """Supervisors that submit any possible message, in any order and at any time, to the real rendezvous among faults.
 
 The only promise is that their agents survive: no core reaches an impossible state, no connection is aborted because of

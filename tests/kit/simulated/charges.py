@@ -15,8 +15,8 @@ from kit.simulated.world import RESEND_MAX_S
 SLACK_S = 0.05
 # Clocks differ by one percent.
 DRIFT = 1.03
-# A node that reports a failure again says how long ago it was, by a clock that differs from others by at most two percent.
-# Victims fail at least 20 ms after the cause, so after this long the order of failures is uncertain.
+# A node that reports a failure again adds its age, by a clock that differs from others by at most two percent.  Victims
+# fail at least 20 ms after the cause, so after this time the order of failures is uncertain.
 ORDERED_S = 1.0
 
 
@@ -62,7 +62,7 @@ class Charges:
     faults: list[Fault] = field(default_factory=list[Fault])
     judged: Counter[frozenset[int]] = field(
         default_factory=Counter[frozenset[int]]
-    )  # ends with failures, by what they could legally cost
+    )  # ends with failures, by their legal charges
 
     @property
     def slack_s(self) -> float:

@@ -314,7 +314,7 @@ class Process:
             self.later(self.workplace.world.random.uniform(0, 0.05), lambda: self.end(has_succeeded=True))
 
     def wake_up(self) -> None:
-        """It is no longer held up."""
+        """Ends a hang of the process."""
         if self.is_stuck and not self.opts_in:
             self.fail()
         elif self.is_stuck and self.place in {Place.STARTING, Place.LEAVING}:

@@ -57,7 +57,7 @@ class Endpoint:
 
     @property
     def has_forgotten(self) -> bool:
-        """Whether the verdict was written to it but is no longer there."""
+        """Whether it has lost the verdict that was written to it."""
         committed = None if self.stored is None else self.stored.cell.committed
         return self.closed_at is not None and committed != self._verdict
 

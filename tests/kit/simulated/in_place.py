@@ -1,4 +1,4 @@
-# ruff: noqa: T201  a program says what it found
+# ruff: noqa: T201  a program prints its results
 """A simulation of recovery in place: a whole job whose workers recover in place, among faults from one seed.
 
 `PYTHONPATH=tests python -m kit.simulated.in_place SEED` replays a seed and prints what happened.

@@ -304,7 +304,7 @@ class InPlaceChecks(Checks):
             self.mixed[_kind(move.reason)] += 1
 
     def _leader_of(self, agent: Agent) -> str:
-        """The leader that it is connected to, even if that has just left; empty if there is no such leader."""
+        """The leader that it is connected to, even if that has just left; empty without one."""
         end = connection_of(agent)
         leader = None if end is None else coordination_of(end.peer.process)  # type: ignore[arg-type]
         return "" if leader is None else leader.token

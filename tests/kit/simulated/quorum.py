@@ -1,4 +1,4 @@
-# ruff: noqa: T201  a program says what it found
+# ruff: noqa: T201  a program prints its results
 """A simulated quorum of stores: the real core in several clients that write when they can, among faults from one seed.
 
 `PYTHONPATH=tests python -m kit.simulated.quorum SEED` replays a seed and prints what happened.  Stores freeze, lose all

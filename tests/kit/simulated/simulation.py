@@ -1,4 +1,4 @@
-# ruff: noqa: T201  a program says what it found
+# ruff: noqa: T201  a program prints its results
 """A simulation of the real rendezvous of a whole job, among faults from one seed.
 
 `PYTHONPATH=tests python -m kit.simulated.simulation SEED [ENDPOINTS]` replays a seed and prints what happened.  The seed

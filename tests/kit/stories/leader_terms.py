@@ -293,7 +293,7 @@ class Term:
                 done += self.say(name, m.Alive())
             if leader.deadline is not None and leader.deadline <= time:
                 done += self.pass_deadline()
-            assert leader.has_stepped_down or leader.deadline > before, "time must go on"  # type: ignore[operator]
+            assert leader.has_stepped_down or leader.deadline > before, "time must advance"  # type: ignore[operator]
         self.now = max(self.now, time)
         return done
 

@@ -142,7 +142,7 @@ class KeptProcess:
         return self._connection.fileno()
 
     def read(self, timeout: float | None = 0.0) -> bool:
-        """Reads the keeper's messages; false if there are none."""
+        """Reads the keeper's messages; false if nothing has arrived."""
         if self.is_over:
             return True
         readable, _, _ = select.select([self._connection], [], [], timeout)
