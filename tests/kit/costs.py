@@ -162,7 +162,7 @@ def a_round_forms(count: int) -> Iterator[Measured]:
     yield from job.each("is alive", first, lambda name: job.said(name, m.Alive()))
     yield from job.each("is ready", first, lambda name: job.said(name, m.Ready(node(name))))
     yield from job.each("has prepared", first, lambda name: job.said(name, m.Prepared(name, m.Starts.WARM)))
-    yield "all read what is waited for", ALL, job.pass_until(
+    yield "all read why the round waits", ALL, job.pass_until(
         lambda: job.leader.deadline == job.leader._waiting_text_at, all_names
     )  # fmt: skip
     job.live(all_names)
@@ -180,7 +180,7 @@ def a_round_forms(count: int) -> Iterator[Measured]:
     asked = m.Campaign(TERM + 3, id_of(job.leader.log.node.committed), leader_at("x", "token of x"))
     for number in range(FEW):
         yield "is asked who leads", ONE, job.act(ev.Campaigned(number, asked.replace(term=0)))
-        yield "hears too late of a vote", ONE, job.act(ev.Declined(TERM))
+        yield "learns too late of a vote", ONE, job.act(ev.Declined(TERM))
     yield "a higher term", ALL, job.act(ev.Campaigned(9, asked))
     job.now += 60.0
     yield "wakes up", ALL, job.act(ev.DeadlinePassed())
@@ -232,7 +232,7 @@ def a_round_begins_is_asked_and_drained(count: int) -> Iterator[Measured]:
     hangs = m.Hangs(first, 1, "no output for 60 s", 60.0, is_stopped=True)
     yield "a hang", ALL, job.said(first, hangs)
     yield from job.each("finds the same hang", few, lambda name: job.said(name, hangs.replace(node_id=name)))
-    yield from job.all_say("says what its workers do", all_names, lambda name: m.Saw(name, 1, ()))
+    yield from job.all_say("reports what its workers do", all_names, lambda name: m.Saw(name, 1, ()))
     yield "a drain", ALL, job.said(first, r.Ask(first, "ask", r.Verb.DRAIN, "", 60.0, "spot"))
     notice = job.coordinator.drain.notice_id
     yield from job.all_say("holds its ranks", all_names, lambda name: r.Frozen(name, notice, 7, 2, 0))
@@ -253,7 +253,7 @@ def a_round_fails_the_next_succeeds(count: int) -> Iterator[Measured]:
     failure = FAILURE.replace(exitcode=1)
     yield "a failure that may be a victim's", ALL, job.said(first, m.Failed(first, 1, failure))
     yield from job.each("fails before all know", few, lambda name: job.said(name, m.Failed(name, 1, failure)))
-    yield "all hear why the round is over", ALL, job.due()
+    yield "all learn why the round is over", ALL, job.due()
     yield from job.each("fails as well", others, lambda name: job.said(name, m.Failed(name, 1, failure)))
     job.now += 2 * GRACE_S
     job.live(all_names)
@@ -263,9 +263,11 @@ def a_round_fails_the_next_succeeds(count: int) -> Iterator[Measured]:
     round_ = job.coordinator.round
     yield from job.each("opts in", few, lambda name: job.said(name, m.OptedIn(name, round_)))
     yield from job.all_say("succeeds", all_names, lambda name: m.Succeeded(name, round_))
-    yield "all hear the verdict", ALL, verdict_taken(job)
+    yield "all receive the verdict", ALL, verdict_taken(job)
     yield from job.each("comes after the verdict", names(FEW, count), job.greets)
-    yield from job.each("has heard the verdict", few, lambda name: job.act(ev.Closed(job.conns[name], Close.ORDERLY)))
+    yield from job.each(
+        "has received the verdict", few, lambda name: job.act(ev.Closed(job.conns[name], Close.ORDERLY))
+    )
     yield "heartbeats after the verdict", ALL, job.due()
 
 
@@ -311,7 +313,7 @@ def the_job_fails(count: int) -> Iterator[Measured]:
     yield "a failure", ALL, job.said(first, m.Failed(first, 1, FAILURE))
     yield "the verdict is proposed", ALL, job.due()
     assert job.coordinator.is_closed and not job.leader.is_over
-    yield "all hear it", ALL, verdict_taken(job)
+    yield "all receive it", ALL, verdict_taken(job)
     assert job.leader.is_over
 
 
@@ -359,7 +361,7 @@ def few_of_many_vote(count: int) -> Iterator[Measured]:
             job.act(ev.Flushed(job.conns[second], job.leader.followers._sent[second])),
         )
         yield "a campaign", ONE, job.act(ev.Campaigned(9, m.Campaign(1, entry.id, leader_at("x", "token of x"))))
-    yield "a cordon is asked for", ALL, job.said(second, r.Ask(second, "ask", r.Verb.CORDON, "host-n9", 0.0, "fans"))
+    yield "a cordon is requested", ALL, job.said(second, r.Ask(second, "ask", r.Verb.CORDON, "host-n9", 0.0, "fans"))
     assert job.is_pending()
     job.settle()
     assert not job.is_pending()
@@ -373,7 +375,7 @@ def few_of_many_vote(count: int) -> Iterator[Measured]:
     job.is_cell_silent = True
     yield "begins to campaign", ALL, Act(job.leader, ev.DeadlinePassed(), job.now)
     for _ in range(FEW):
-        yield "hears of a higher term", ONE, Act(job.leader, ev.Declined(job.leader.term), job.now)
+        yield "learns of a higher term", ONE, Act(job.leader, ev.Declined(job.leader.term), job.now)
     for name in all_names[1:VOTERS]:
         job.logs[name] = Node(name, TERM, first, committed=entry)
     yield from job.each("votes", voters[1:2], lambda name: job.greets(name, past=busy()))
@@ -433,7 +435,7 @@ def a_round_is_taken_over(count: int) -> Iterator[Measured]:
     yield from job.each("has succeeded", second, lambda name: job.said(name, m.Succeeded(name, 7)))
     yield from job.each("fails", third, lambda name: job.said(name, m.Failed(name, 7, FAILURE)))
     yield from job.each("leaves", fourth, lambda name: job.said(name, m.Left(name, "SIGTERM")))
-    yield "it goes on without some", ALL, job.pass_until(
+    yield "it continues without some", ALL, job.pass_until(
         lambda: job.coordinator.deadline in {None, job.leader.deadline}, all_names[: -FEW]
     )  # fmt: skip
 
@@ -457,7 +459,7 @@ def agents_want_ranks(count: int) -> Iterator[Measured]:
     )
     job = Job((2, 2 * count))
     job.gather(names(count + 1), rank=0)
-    yield "agents with one rank are told apart", ALL, job.said("n0", m.Alive())
+    yield "agents with one rank are distinguished", ALL, job.said("n0", m.Alive())
 
 
 # A node.
@@ -483,7 +485,7 @@ def workers_start_and_end(count: int) -> Iterator[Measured]:
     assigned = m.Assigned(1, 0, NodeRanks(0, 1, 0, count, 0, count, count), "host", 29500)
     group = group_of(count)
     yield "start", ALL, Act(group, g.Start(), NOW)
-    yield "workers are to be started", ALL, Act(group, assigned, NOW)
+    yield "workers must be started", ALL, Act(group, assigned, NOW)
     yield "workers are started", ALL, Act(group, g.Spawned(1, dict.fromkeys(range(count), 7)), NOW)
     yield "workers are to save", ALL, Act(group, g.Drained(1, (0, 1), NOW + 60), NOW)
     for rank in range(FEW):
@@ -506,12 +508,12 @@ def workers_start_and_end(count: int) -> Iterator[Measured]:
     yield "to wait cannot help", ALL, Act(working(count, STOPPED), g.GraceOver(1, "idle"), NOW)
     yield "the verdict", ALL, Act(working(count), m.Ended(m.Outcome.FAILED, decided.refused(0, decided.failed(4))), NOW)
     yield from workers_recover_in_place(count)
-    yield "workers are to be started ahead", ALL, Act(group_of(count, g.Start()), m.StartAhead(), NOW)
+    yield "workers must be started ahead", ALL, Act(group_of(count, g.Start()), m.StartAhead(), NOW)
     group = working(count)
     yield "the agent leaves", ALL, Act(group, g.StopRequested(), NOW)
     yield "workers are killed", ALL, Act(group, g.DeadlinePassed(), LATE)
     grace = RestartGrace({rank: rank for rank in range(count)}, NOW)
-    yield "workers are to be looked at", ALL, Act(grace, g.DeadlinePassed(), LATE)
+    yield "workers must be looked at", ALL, Act(grace, g.DeadlinePassed(), LATE)
     yield "workers are looked at", ALL, Act(grace, Looked({rank: Sample(0) for rank in range(count)}), LATE)
 
 
@@ -531,7 +533,7 @@ def workers_recover_in_place(count: int) -> Iterator[Measured]:
     for rank in ranks[1:]:
         yield "has left the round", ALL, Act(group, g.Ready(1, rank, 0, 1), NOW)
     yield (
-        "there is no state",
+        "no rank has a state",
         ALL,
         Act(working(count, *(g.Ready(1, rank, 0, -1) for rank in ranks)), g.StateLost(1, 0, 0, 1), NOW),
     )
@@ -597,8 +599,8 @@ def an_agent_in_a_large_job(count: int) -> Iterator[Measured]:
     searches: list[tuple[str, me.Event]] = [
         ("reads the cell", me.CellSaid(member.stored())),
         ("cannot read the cell", me.CellFailed("no answer")),
-        ("hears who leads", me.Declined(9, at)),
-        ("is asked for its vote", me.Campaigned(7, member.campaign(term=9))),
+        ("learns who leads", me.Declined(9, at)),
+        ("gets a request for its vote", me.Campaigned(7, member.campaign(term=9))),
     ]
     for name, event in searches:
         there = in_a_large_job(count)

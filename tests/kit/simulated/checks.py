@@ -493,7 +493,7 @@ class Checks:
         living = [agent for agent in self.agents if agent.is_alive]
         if self.verdicts and living:
             deaf = not self._endpoint.is_up  # the endpoint is gone with node0, and so is the verdict
-            return "" if deaf else f"{living} have not heard the verdict"
+            return "" if deaf else f"{living} have not received the verdict"
         running = [agent for agent in living if agent.group.phase in {"running", "barrier"}]
         waiting = [agent for agent in living if agent.group.phase in {"joining", "preparing", "forming"}]
         rest = [agent for agent in living if agent not in running and agent not in waiting]

@@ -241,7 +241,7 @@ class InPlaceChecks(Checks):
             return  # it cannot recover in place
         if book.told is not None and not book.told.in_place:
             return  # as its leader decided (`_check_in_place`), or it has no leader
-        self.fail(f"{process} has the state, and is stopped after {event}: nobody has said why")
+        self.fail(f"{process} has the state, and is stopped after {event}: no reason was logged")
 
     # The agents' workers.
 

@@ -66,7 +66,7 @@ def story_of(run: Callable[[], object], title: str) -> str:
     """The story; one line of explanation if the run has no leader or the notation lacks a word for an event."""
     book = recorded(run)
     if book is None:
-        return "no coordinator was told anything"
+        return "no leader received anything"
     core = book.core
     low, high = core.rules.limits
     names: dict[str, str] = {}
