@@ -265,9 +265,7 @@ def a_round_fails_the_next_succeeds(count: int) -> Iterator[Measured]:
     yield from job.all_say("succeeds", all_names, lambda name: m.Succeeded(name, round_))
     yield "all receive the verdict", ALL, verdict_taken(job)
     yield from job.each("comes after the verdict", names(FEW, count), job.greets)
-    yield from job.each(
-        "has received the verdict", few, lambda name: job.act(ev.Closed(job.conns[name], Close.ORDERLY))
-    )
+    yield from job.each("knows the verdict", few, lambda name: job.act(ev.Closed(job.conns[name], Close.ORDERLY)))
     yield "heartbeats after the verdict", ALL, job.due()
 
 

@@ -40,8 +40,8 @@ class BrokenPromiseError(AssertionError):
 class ForgottenError(Exception):
     """The job has ended, but nothing that outlives its agents records it, so whatever continues is another job.
 
-    Raised when the endpoint could not be reached with the verdict, was wiped or died with its host, or keeps the verdict
-    for only a lease and a node was away longer.
+    Raised when the endpoint never received the verdict, was wiped or died with its host, or keeps the verdict for only a
+    lease and a node was away longer.
     """
 
 
@@ -139,7 +139,7 @@ class Checks:
         known = self._entries.setdefault((log, number), entry_id)
         if not isinstance(node.committed, Entry) and order(entry_id) < order(known):
             return  # it has not learned yet which entry a recovery put there instead
-        if known != entry_id:  # a recovery: an entry that only nodes that ended had whole is lost
+        if known != entry_id:  # a recovery: an entry that only ended nodes knew whole is lost
             if others := [each for each in self.agents if each is not agent and self._has_come_to(each, entry_id)]:
                 self.fail(f"{agent} knows that {entry_id} is committed, and {others} know that {known} is")
             self._entries[log, number] = entry_id
@@ -206,9 +206,7 @@ class Checks:
             self._check_charge(round_, message.restart_count)
             check_others()
             known = [self._round_of[node_id] for node_id in round_.heard if node_id in self._round_of]
-            known = [
-                each for each in known if each is not round_
-            ]  # a node that is already in it came from another round
+            known = [each for each in known if each is not round_]  # a node already in it came from another round
             round_.before = max(known, default=None, key=_BEGAN)
 
         def check_others() -> None:
@@ -405,7 +403,7 @@ class Checks:
         )
 
     def hangs_up(self, agent: Agent) -> None:
-        """A node drops its connection because nothing arrives; where messages are late, that takes no fault."""
+        """A node drops its connection because nothing arrives; if messages are late, this needs no fault."""
         if self.charges.late_s:
             self.charges.add("break", self._world.now, agent.host, until=self._world.now, node_id=agent.node_id)
 

@@ -52,7 +52,7 @@ class Faults:
     rejections: int = 0  # of connections between two hosts, by a middlebox
     partitions: int = 0  # of the hosts in two; the endpoint is on one side
     host_freezes: int = 0  # of node0, and of the endpoint if that is there
-    deafenings: int = 0  # of the coordinator's host, to all others, at times to the endpoint too
+    deafenings: int = 0  # of the leader's host, to all others and at times to the endpoint
     endpoint: EndpointFaults = NO_ENDPOINT_FAULTS
     slow: float = 0.0  # chance of a message
     slow_s: float = 1.0

@@ -347,9 +347,7 @@ class Agent(SimulatedProcess):
 
         def notice() -> None:
             exited = g.Exited(generation, 0, failure, self.now)
-            spawning_s = max(
-                0.0, self._spawned_at - self.world.now
-            )  # the agent looks for ends once all workers have begun
+            spawning_s = max(0.0, self._spawned_at - self.world.now)  # ends are seen once all have begun
             self._mail_later(spawning_s + self.world.random.uniform(0, POSTMORTEM_S), exited)
             self._mail_later(spawning_s + POSTMORTEM_S + leftover_s, g.Cleared(generation, 0))
 
