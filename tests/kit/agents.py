@@ -1,8 +1,8 @@
-"""Jobs of several agents on one machine: each agent is a `Job` of its own, with its own folder and its own mark.
+"""Jobs of several agents on one machine: each agent is a `Job` of its own, with its own folder and mark.
 
-Workers do as they are told by signals, so that nothing here waits for durations: SIGUSR1 makes one fail, with an
-exception and an exit code of its own, SIGUSR2 makes it succeed.  Until then it talks to the others of its round, and
-fails when one of them ends (`kit.faults.star`).
+Signals control the workers, so that nothing here waits for durations: SIGUSR1 makes a worker fail, with an exception
+and exit code of its own, and SIGUSR2 makes it succeed.  Until then it talks to the others of its round, and fails when
+one of them ends (`kit.faults.star`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kit.waiting import DEADLINE_S, wait_for
 FAIL, FINISH = signal.SIGUSR1, signal.SIGUSR2
 FAIL_CODE = 7
 
-# The environment that a worker tells of.
+# The environment variables that a worker reports.
 TOLD = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
     "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "AELASTIC_ROUND",
@@ -58,7 +58,7 @@ begin_talk()
 rest()
 """
 
-# An agent that is about to join, and does so when it is told to (`Job.go`).
+# An agent that is about to join, and does so on `Job.go`.
 LATE = """
 import os
 
@@ -79,22 +79,22 @@ async def connect_late(self, conn, record):
 AgentLink._connect = connect_late
 """
 
-# Agents whose newcomers do not wait for long where nodes come and go all the time.
+# Agents whose newcomers do not wait for long, for tests in which nodes come and go all the time.
 HASTY = """
 from aelastic.rdzv.leader import forming
 
 forming.YOUNG_S = 1.0
 """
 
-# Longer than any test: what must not wait for a lease to end hangs.
+# Longer than any test, so that a step that must not wait for a lease hangs if it does.
 LONG_LEASE_S = 60.0
-# Longer than a busy machine keeps an agent waiting, and shorter than a test waits: where the coordinator dies with its store
-# or is known by an older secret, a node may have to wait for a lease.
+# Longer than a busy machine delays an agent, but shorter than a test waits: if the leader dies with its store or is known
+# by an older secret, a node may have to wait for a lease.
 TEAM_LEASE_S = 10.0
 
 COORDINATES = r"this agent leads the job now \("
 IS_SPARE = "this node is a spare"
-# What no agent says unless it has a bug, and what the end of a job must not be mistaken for.
+# Texts that an agent logs only if it has a bug, and that must not be mistaken for the end of a job.
 NEVER_SAID = re.compile(
     r"bug in aelastic|RendezvousClosed|never retrieved|never awaited|Exception (ignored|in callback)|Unhandled exception"
 )
@@ -102,7 +102,7 @@ NEVER_SAID = re.compile(
 
 @dataclass(frozen=True)
 class Start:
-    """One start of a worker, as it told of it."""
+    """One start of a worker, as the worker reported it."""
 
     pid: int
     rank: int
@@ -128,7 +128,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Round:
-    """Workers of several agents that are one world, in the order of their ranks."""
+    """Workers of several agents that form one world, in the order of their ranks."""
 
     starts: tuple[Start, ...]
 
@@ -142,11 +142,11 @@ class Round:
 
     @property
     def number(self) -> int:
-        """As the workers have it; it rises."""
+        """The round's number from the workers' environment; it rises."""
         return self.starts[0].round
 
     def tell(self, signum: int, *ranks: int) -> None:
-        """Signals the workers of these ranks; all, if there are none."""
+        """Signals the workers of these ranks; all workers, if no ranks are given."""
         for start in self.starts:
             if not ranks or start.rank in ranks:
                 os.kill(start.pid, signum)
@@ -156,7 +156,7 @@ class Agent(Job):
     """One agent.
 
     Args:
-        name: of its folder.
+        name: the name of its folder.
         nproc: how many workers it starts.
     """
 
@@ -171,7 +171,7 @@ class Agent(Job):
 
     @property
     def starts(self) -> list[Start]:
-        """Every start of a worker, the last ones at the end."""
+        """Every start of a worker, oldest first."""
         return [Start.of(line) for line in self.lines if line.startswith("start ")]
 
     @property
@@ -179,7 +179,7 @@ class Agent(Job):
         return self.process.poll() is not None
 
     def has_said(self, pattern: str, count: int = 1) -> bool:
-        """Whether its own words have it (not its workers')."""
+        """Whether its own output, not its workers', matches."""
         return len(re.findall(pattern, self.stderr)) >= count
 
     def wait_said(self, pattern: str, limit_s: float = DEADLINE_S) -> None:
@@ -193,22 +193,22 @@ class Agent(Job):
         wait_for(f"{self} says {pattern!r}", said, limit_s)
 
     def crash(self) -> None:
-        """SIGKILL, to the agent alone."""
+        """Sends SIGKILL to the agent alone."""
         self.signal(signal.SIGKILL)
         assert self.wait() == -signal.SIGKILL
 
     def stop(self) -> None:
-        """SIGSTOP, to the agent alone, as a machine that hangs; returns when it stands still."""
+        """Sends SIGSTOP to the agent alone, like a machine that hangs; returns once it has stopped."""
         stand_still(self.pid)
 
     def ports(self) -> set[int]:
-        """At which ports the agent itself listens."""
+        """The ports at which the agent itself listens."""
         return listening_ports(self.pid)
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the agents of a job meet."""
+    """Where the agents of a job meet: backend and endpoint."""
 
     backend: str
     endpoint: str
@@ -221,14 +221,14 @@ class Team:
     Args:
         launcher: ends what is left of them.
         meeting: where they meet.
-        nnodes: as `--nnodes` has it.
-        conf: of the rendezvous; by default, the lease is `TEAM_LEASE_S`.
-        options: further ones, for each agent.
+        nnodes: the value of `--nnodes`.
+        conf: the rendezvous configuration; by default, the lease is `TEAM_LEASE_S`.
+        options: further options for each agent.
         worker: Python code of the workers.
         nproc: how many workers each agent starts.
-        run_id: a new one, if none is given.
-        name: of the agents' folders; by default, the run id.
-        env: of the agents, and so of the workers.
+        run_id: by default, a new one.
+        name: prefix of the agents' folders; by default, the run id.
+        env: environment of the agents, and so of the workers.
         wrapper: Python code that runs in each agent before its command line does.
     """
 
@@ -249,9 +249,9 @@ class Team:
         """Starts one more agent.
 
         Args:
-            options: in addition to the team's, or instead of them, since the last counts.
-            nproc: how many workers it starts; 0: as the team has it.
-            wrapper: as the team has it, or instead of that.
+            options: added after the team's, which they override.
+            nproc: how many workers it starts; by default, as many as the team.
+            wrapper: instead of the team's.
             prefix: a command that starts it.
         """
         name = f"{self.name or self.run_id}-{len(self.agents)}"
@@ -293,7 +293,7 @@ class Team:
 
     @property
     def coordinator(self) -> Agent:
-        """The live agent that was the last to say that it coordinates."""
+        """The live agent that was the last to log that it leads."""
         term = rf"{COORDINATES}.*term (\d+)\)"
 
         def found() -> Agent | None:
@@ -308,7 +308,7 @@ class Team:
         return "\n\n".join(f"===== {agent} (code {agent.process.poll()})\n{agent.story}" for agent in self.agents)
 
     def wait_round(self, agents: Sequence[Agent], after: Round | None = None, *, limit_s: float = DEADLINE_S) -> Round:
-        """Waits until the workers of these agents, and no others, are one world, and a newer one."""
+        """Waits until the workers of exactly these agents form one world, newer than `after`."""
         found: list[Round] = []
 
         def is_there() -> bool:
@@ -337,21 +337,21 @@ class Team:
     # Ends.
 
     def assert_untouched(self, round_: Round) -> None:
-        """The workers of a round live, and no agent has started others."""
+        """Fails unless all workers of a round are alive and no agent has started others."""
         dead = [start for start in round_.starts if not alive(start.pid)]
         assert not dead, f"{dead}\n{self.story}"
         last = {start.pid for agent in self.live for start in agent.starts[-agent.nproc :]}
         assert round_.pids <= last, self.story
 
     def finish(self, round_: Round) -> None:
-        """All workers succeed, and so does every agent that lives."""
+        """Makes all workers succeed, and expects every live agent to succeed."""
         live = self.live
         round_.tell(FINISH)
         for agent in live:
             assert agent.wait() == 0, self.story
 
     def close(self) -> None:
-        """Stops all that run, and looks at what is left: nothing."""
+        """Stops all agents that run, and checks that nothing is left."""
         for agent in self.live:
             agent.signal(signal.SIGCONT)
             agent.signal(signal.SIGTERM)
@@ -364,7 +364,7 @@ class Team:
 
 @contextmanager
 def team_of(launcher: Launcher, meeting: Meeting, nnodes: str, **others: Any) -> Iterator[Team]:
-    """A job that ends with the block; then nothing of it is left."""
+    """A job that ends with the block and leaves nothing behind."""
     team = Team(launcher, meeting, nnodes, **others)
     try:
         yield team
@@ -375,17 +375,17 @@ def team_of(launcher: Launcher, meeting: Meeting, nnodes: str, **others: Any) ->
 
 
 def c10d() -> Meeting:
-    """An endpoint here that is not served yet."""
+    """An endpoint on this machine that is not served yet."""
     return Meeting("c10d", f"127.0.0.1:{quiet_port()}")
 
 
 def unread_bytes(pid: int, address: str) -> int:
-    """How much from an IPv4 address waits to be read by processes in the network namespace of this one (proc(5))."""
+    """How many bytes from an IPv4 address are unread in the network namespace of a process (proc(5))."""
     there = socket.inet_aton(address)[::-1].hex().upper()
     rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     return sum(int(row[4].partition(":")[2], 16) for row in rows if row[2].startswith(f"{there}:"))
 
 
 def listening_ports(pid: int) -> set[int]:
-    """At which TCP ports a process listens."""
+    """The TCP ports at which a process listens."""
     return set(listening([pid]))

@@ -1,4 +1,4 @@
-"""The command line as tests read it: arguments in, an `Invocation` out."""
+"""The command line for tests: arguments in, an `Invocation` out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def spec_of(script: str, options: str = "", **environ: str) -> WorkerSpec:
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entry_points: str, code: str) -> None:
-    """A package with classes in the group `torchrun.logs_specs`."""
+    """Installs a package with classes in the group `torchrun.logs_specs`."""
     package = folder / "quiet-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: quiet\nVersion: 1.0\n")

@@ -1,6 +1,6 @@
-"""Back ends whose workers run nowhere, and stand-ins for what else a supervisor opens.
+"""Back ends with fake workers, and stand-ins for the other resources that a supervisor opens.
 
-`FakeBackend` is also the proof that the extension point is small: start, wait, stop.
+`FakeBackend` also proves that the extension point is small: start, wait, stop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TERM, KILL = signal.SIGTERM, signal.SIGKILL
 
 
 class RemoteBackend(WorkerBackend):
-    """The smallest back end there can be: three methods.  Workers end when told to, or when a test says so."""
+    """The smallest possible back end: three methods.  Workers end when stopped, or when a test ends them."""
 
     def __init__(self) -> None:
         self.exits: dict[int, asyncio.Future[WorkerExit]] = {}
@@ -49,8 +49,8 @@ class Plan:
     after_s: float = 10.0
     exit: WorkerExit = field(default_factory=lambda: WorkerExit(0))
     ignores: frozenset[int] = frozenset()  # signals
-    dies_after_s: float = 0.0  # of a signal
-    leaves_behind_s: float = 0.0  # something that lives on for so long
+    dies_after_s: float = 0.0  # after a signal
+    leaves_behind_s: float = 0.0  # how long something that it leaves behind survives
 
 
 FOREVER = Plan(after_s=1e6)
@@ -61,7 +61,7 @@ FAILS = Plan(exit=WorkerExit(3))
 
 
 class FakeBackend(WorkerBackend):
-    """Follows a plan, worker by worker and generation by generation, and notes what it was asked to do."""
+    """Follows a plan for each worker and generation, and records the calls that it gets."""
 
     def __init__(self, *generations: Sequence[Plan], start_s: float = 0.0, shield: bool = False) -> None:
         self.generations = list(generations)
@@ -110,7 +110,7 @@ class FakeBackend(WorkerBackend):
 
 
 class Broken(FakeBackend):
-    """Raises where it is told to."""
+    """Raises at the given place."""
 
     def __init__(self, where: str) -> None:
         super().__init__([Plan(after_s=3)])
@@ -144,7 +144,7 @@ stores: list[StoreStandIn] = []
 
 
 class StoreStandIn:
-    """Holds a port, serves nothing on it."""
+    """Holds a port without serving anything on it."""
 
     is_on_loopback = True
 
@@ -175,7 +175,7 @@ class StoreStandIn:
 
 @dataclass
 class WatchingStandIn:
-    """Looks at no worker; a test says what is found."""
+    """Does not look at workers; the test decides what it finds."""
 
     on_found: Callable[[Found], Coroutine[Any, Any, None]]
     env: dict[str, str] = field(default_factory=lambda: {"WATCHED": "yes"})

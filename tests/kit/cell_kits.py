@@ -1,6 +1,6 @@
-"""The stores that the conformance suite of cells (`test_cells.py`) runs on: a line for each.
+"""The stores that the conformance suite of cells (`test_cells.py`) runs on, one line each.
 
-A kit opens a fresh world, and makes cells in it, one for each agent and run id.
+A kit opens a fresh world and makes cells in it, one for each agent and run id.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kit.servers.etcd_servers import EtcdServers
 from kit.servers.stores import external_store
 from kit.shared_cell import InProcessCell, SharedWorld
 
-# The cell of a run id, as one agent has it.
+# Returns one agent's cell for a run id.
 MakeCell = Callable[[str], EndpointCell]
 
 
@@ -35,11 +35,11 @@ class Kit:
     """One kind of store.
 
     Args:
-        name: of the test.
-        world: opens a fresh world, with the shared etcd servers at hand, and leases of so many seconds.
-        server: the etcd it needs, or none.
-        is_of_one_job: other run ids are refused.
-        is_quick: `make test` runs the suite on it, too: one of each implementation.
+        name: the name of the test.
+        world: opens a fresh world, given the shared etcd servers and the lease in seconds.
+        server: the etcd it needs, if any.
+        is_of_one_job: it refuses other run ids.
+        is_quick: `make test` also runs the suite on it: one kit for each implementation.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Kit:
 
     @asynccontextmanager
     async def cells(self, servers: EtcdServers, lease_s: float = LONG_LEASE_S) -> AsyncIterator[MakeCell]:
-        """Makes cells; all are closed in the end."""
+        """Makes cells, and closes them all at the end."""
         make = self.world(servers, lease_s)
         async with AsyncExitStack() as stack:
 
@@ -69,13 +69,13 @@ def cell_at(settings: RendezvousSettings, run_id: str, secret: SecretFile | None
 
 
 def settings_at(backend: str, endpoint: str = "", lease_s: float = LONG_LEASE_S) -> RendezvousSettings:
-    """Of a fresh world; without an endpoint: here, where the first agent serves it."""
+    """The settings of a fresh world; by default at a local endpoint that the first agent serves."""
     config = {"lease": str(lease_s), "etcd_prefix": f"/test/{uuid.uuid4().hex}"}
     return RendezvousSettings(backend, endpoint or f"localhost:{quiet_port()}", config=config)
 
 
 class Secret:
-    """`SecretFile`, without a file."""
+    """A `SecretFile` without a file."""
 
     path = "a file"
 
@@ -108,7 +108,7 @@ atexit.register(_until_exit.close)
 
 @cache
 def _store_of_others() -> str:
-    """The endpoint of a TCPStore that is no agent's, and lasts as long as we do."""
+    """The endpoint of a TCPStore that does not belong to an agent and lasts as long as this process."""
     return _until_exit.enter_context(external_store())
 
 

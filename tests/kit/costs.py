@@ -1,7 +1,7 @@
-"""Lives of jobs of any number of agents, and of nodes of any number of workers: the events in them whose cost is measured.
+"""Lives of jobs with any number of agents, and of nodes with any number of workers: the events whose cost is measured.
 
-A life yields each such event under its name, with how many it concerns: one agent (or worker), or all of them.  What it does
-not yield it tells the core itself.
+A life yields each such event with its name and the number of agents (or workers) that it concerns, one or all of them.  It
+passes all other events to the core itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kit.stories.leader_terms import FAILURE, LEASE_S, TERM, UPWARD, WORD, Term,
 from kit.visits import Act, Name
 
 FEW = 5  # agents or workers that do the same, one after the other
-VOTERS = 5  # of a round, of any size
+VOTERS = 5  # of a round of any size
 ONE, ALL = False, True
 Measured: TypeAlias = tuple[str, bool, Act]
 Life: TypeAlias = Callable[[int], Iterator[Measured]]
@@ -46,7 +46,7 @@ def names(count: int, start: int = 0) -> list[Name]:
 class Job(Term):
     """A leader's term, and the events in it that are measured.
 
-    What the endpoint and voters answer to an event that is measured follows before the next one.
+    The endpoint and the voters answer each measured event before the next one.
     """
 
     def act(self, event: Any) -> Act:
@@ -58,11 +58,11 @@ class Job(Term):
         return super().tell(*events)
 
     def is_pending(self) -> bool:
-        """Whether an entry is not committed."""
+        """Whether an entry is not committed yet."""
         return self.leader.log.proposal is not None
 
     def settle(self) -> None:
-        """All that is asked is answered."""
+        """Answers all open requests."""
         while not self.is_cell_silent and (asked := self.leader.cell._asked) is not None:
             for event in self.of_cell(ev.ReadCell() if asked.written is None else ev.WriteCell(asked.written)):
                 super().tell(event)
@@ -73,7 +73,7 @@ class Job(Term):
                     super().tell(event)
 
     def said(self, name: str, message: Any) -> Act:
-        """What a node says of itself comes as its whole status, after it has read its plan."""
+        """A node's message arrives as its whole status, after the node has read its plan."""
         conn = self.conns[name]
         if isinstance(message, UPWARD):
             return self.act(ev.Received(conn, message))
@@ -89,7 +89,7 @@ class Job(Term):
     def greets(
         self, name: str, rank: int | None = None, starts: m.Starts = m.Starts.COLD, past: m.Past | None = None
     ) -> Act:
-        """A node has connected, and says hello."""
+        """A node connects and sends its greeting."""
         self.open(name)
         greeting = self.greeting(name, rank, past=past)
         given = greeting.status.replace(node=greeting.status.node.replace(starts=starts))
@@ -98,7 +98,7 @@ class Job(Term):
         return self.act(ev.Received(self.conns[name], greeting.replace(status=given)))
 
     def node(self, name: str, rank: int | None = None, **others: Any) -> m.Node:
-        """The first few nodes have a vote, where nodes vote."""
+        """A node; if nodes vote, the first few have a vote."""
         votes = self.leader.do_nodes_vote and int(name[1:]) < VOTERS
         return node(name, rank, **({"vote_port": 7} if votes else {}) | others)
 
@@ -122,18 +122,18 @@ class Job(Term):
         self.do(self.said(name, m.Alive()) for name in of)
 
     def pass_until(self, is_there: Callable[[], bool], alive: list[Name]) -> Act:
-        """Time passes until what is due is what is waited for; agents show that they live."""
+        """Lets time pass, with heartbeats from agents, until the next deadline is the one to measure."""
         while not is_there():
             self.live(alive)
             self.pass_deadline()
         return self.due()
 
     def each(self, name: str, of: list[Name], act_of: Callable[[Name], Act]) -> Iterator[Measured]:
-        """Some agents do the same, one after the other."""
+        """Several agents do the same, one after the other."""
         return ((name, ONE, act_of(each)) for each in of)
 
     def all_say(self, name: str, of: list[Name], message_of: Callable[[Name], Any]) -> Iterator[Measured]:
-        """All agents say something; the last ones are measured, and what follows from the very last concerns all."""
+        """All agents send a message; the last few are measured, and the very last one concerns all agents."""
         *others, last = of
         self.do(self.said(each, message_of(each)) for each in others[:-FEW])
         yield from self.each(name, others[-FEW:], lambda each: self.said(each, message_of(each)))
@@ -141,7 +141,7 @@ class Job(Term):
 
 
 def running(count: int, room: int = 0, **others: Any) -> Job:
-    """A round of so many agents runs, with places for more."""
+    """A job with a running round of `count` agents, and room for more."""
     job = Job((1, count + room), last_call_timeout_s=0.01, settle_time_s=0.02, **others)
     job.gather(names(count))
     if room:
@@ -162,7 +162,7 @@ def a_round_forms(count: int) -> Iterator[Measured]:
     yield from job.each("is alive", first, lambda name: job.said(name, m.Alive()))
     yield from job.each("is ready", first, lambda name: job.said(name, m.Ready(node(name))))
     yield from job.each("has prepared", first, lambda name: job.said(name, m.Prepared(name, m.Starts.WARM)))
-    yield "all read what is waited for", ALL, job.pass_until(
+    yield "all read why the round waits", ALL, job.pass_until(
         lambda: job.leader.deadline == job.leader._waiting_text_at, all_names
     )  # fmt: skip
     job.live(all_names)
@@ -180,7 +180,7 @@ def a_round_forms(count: int) -> Iterator[Measured]:
     asked = m.Campaign(TERM + 3, id_of(job.leader.log.node.committed), leader_at("x", "token of x"))
     for number in range(FEW):
         yield "is asked who leads", ONE, job.act(ev.Campaigned(number, asked.replace(term=0)))
-        yield "hears too late of a vote", ONE, job.act(ev.Declined(TERM))
+        yield "learns too late of a vote", ONE, job.act(ev.Declined(TERM))
     yield "a higher term", ALL, job.act(ev.Campaigned(9, asked))
     job.now += 60.0
     yield "wakes up", ALL, job.act(ev.DeadlinePassed())
@@ -232,7 +232,7 @@ def a_round_begins_is_asked_and_drained(count: int) -> Iterator[Measured]:
     hangs = m.Hangs(first, 1, "no output for 60 s", 60.0, is_stopped=True)
     yield "a hang", ALL, job.said(first, hangs)
     yield from job.each("finds the same hang", few, lambda name: job.said(name, hangs.replace(node_id=name)))
-    yield from job.all_say("says what its workers do", all_names, lambda name: m.Saw(name, 1, ()))
+    yield from job.all_say("reports what its workers do", all_names, lambda name: m.Saw(name, 1, ()))
     yield "a drain", ALL, job.said(first, r.Ask(first, "ask", r.Verb.DRAIN, "", 60.0, "spot"))
     notice = job.coordinator.drain.notice_id
     yield from job.all_say("holds its ranks", all_names, lambda name: r.Frozen(name, notice, 7, 2, 0))
@@ -240,7 +240,7 @@ def a_round_begins_is_asked_and_drained(count: int) -> Iterator[Measured]:
 
 
 def verdict_taken(job: Job) -> Act:
-    """The endpoint says that it has what was proposed."""
+    """The endpoint confirms that it has stored the proposal."""
     asked = job.leader.cell._asked
     assert asked is not None and asked.written is not None and job.leader.log.proposal is not None
     job.stored = job._read = asked.written
@@ -253,7 +253,7 @@ def a_round_fails_the_next_succeeds(count: int) -> Iterator[Measured]:
     failure = FAILURE.replace(exitcode=1)
     yield "a failure that may be a victim's", ALL, job.said(first, m.Failed(first, 1, failure))
     yield from job.each("fails before all know", few, lambda name: job.said(name, m.Failed(name, 1, failure)))
-    yield "all hear why the round is over", ALL, job.due()
+    yield "all learn why the round is over", ALL, job.due()
     yield from job.each("fails as well", others, lambda name: job.said(name, m.Failed(name, 1, failure)))
     job.now += 2 * GRACE_S
     job.live(all_names)
@@ -263,14 +263,14 @@ def a_round_fails_the_next_succeeds(count: int) -> Iterator[Measured]:
     round_ = job.coordinator.round
     yield from job.each("opts in", few, lambda name: job.said(name, m.OptedIn(name, round_)))
     yield from job.all_say("succeeds", all_names, lambda name: m.Succeeded(name, round_))
-    yield "all hear the verdict", ALL, verdict_taken(job)
+    yield "all receive the verdict", ALL, verdict_taken(job)
     yield from job.each("comes after the verdict", names(FEW, count), job.greets)
-    yield from job.each("has heard the verdict", few, lambda name: job.act(ev.Closed(job.conns[name], Close.ORDERLY)))
+    yield from job.each("knows the verdict", few, lambda name: job.act(ev.Closed(job.conns[name], Close.ORDERLY)))
     yield "heartbeats after the verdict", ALL, job.due()
 
 
 def ended(count: int, **others: Any) -> Job:
-    """A round is over, and all agents stop their workers."""
+    """A job whose round is over: all agents stop their workers."""
     job = running(count, **others)
     job.fail(names(1)[0])
     assert job.coordinator.phase is Phase.FORMING and not job.coordinator.forming.end.untold
@@ -311,7 +311,7 @@ def the_job_fails(count: int) -> Iterator[Measured]:
     yield "a failure", ALL, job.said(first, m.Failed(first, 1, FAILURE))
     yield "the verdict is proposed", ALL, job.due()
     assert job.coordinator.is_closed and not job.leader.is_over
-    yield "all hear it", ALL, verdict_taken(job)
+    yield "all receive it", ALL, verdict_taken(job)
     assert job.leader.is_over
 
 
@@ -344,7 +344,7 @@ def an_agent_hears_no_other(count: int) -> Iterator[Measured]:
 
 
 def few_of_many_vote(count: int) -> Iterator[Measured]:
-    """A round of many, of whom a few vote: what these say of the log, and how its entries come about."""
+    """A round of many agents of which a few vote: their reports about the log, and how entries are committed."""
     all_names = names(count)
     voters, (first, second, *_), others = all_names[:VOTERS], all_names, all_names[VOTERS : VOTERS + FEW]
     job = running(count, own=all_names[0], do_nodes_vote=True)
@@ -359,13 +359,13 @@ def few_of_many_vote(count: int) -> Iterator[Measured]:
             job.act(ev.Flushed(job.conns[second], job.leader.followers._sent[second])),
         )
         yield "a campaign", ONE, job.act(ev.Campaigned(9, m.Campaign(1, entry.id, leader_at("x", "token of x"))))
-    yield "a cordon is asked for", ALL, job.said(second, r.Ask(second, "ask", r.Verb.CORDON, "host-n9", 0.0, "fans"))
+    yield "a cordon is requested", ALL, job.said(second, r.Ask(second, "ask", r.Verb.CORDON, "host-n9", 0.0, "fans"))
     assert job.is_pending()
     job.settle()
     assert not job.is_pending()
     yield "a higher term", ALL, job.act(ev.Campaigned(9, m.Campaign(TERM + 3, entry.id, leader_at("x", "token of x"))))
     yield "resigns", ALL, job.act(ev.Resigned())
-    # A new leader, which reads that its own agent had led.
+    # A new leader, which reads that its own agent led before.
     kept = Node(first, TERM, first, committed=entry)
     stored = m.StoredCell(Cell(WORD, entry.log, TERM, "token of x", 3, entry), leader_at("x", "token of x"))
     others_: dict[str, Any] = {"own": first, "do_nodes_vote": True, "kept": kept, "stored": stored, "term": TERM + 1}
@@ -373,7 +373,7 @@ def few_of_many_vote(count: int) -> Iterator[Measured]:
     job.is_cell_silent = True
     yield "begins to campaign", ALL, Act(job.leader, ev.DeadlinePassed(), job.now)
     for _ in range(FEW):
-        yield "hears of a higher term", ONE, Act(job.leader, ev.Declined(job.leader.term), job.now)
+        yield "learns of a higher term", ONE, Act(job.leader, ev.Declined(job.leader.term), job.now)
     for name in all_names[1:VOTERS]:
         job.logs[name] = Node(name, TERM, first, committed=entry)
     yield from job.each("votes", voters[1:2], lambda name: job.greets(name, past=busy()))
@@ -397,7 +397,7 @@ def newcomers_come(count: int) -> Iterator[Measured]:
 
 
 def nothing_is_committed(count: int) -> Iterator[Measured]:
-    """What nodes report while the endpoint is silent waits."""
+    """Reports of nodes wait while the endpoint is silent."""
     job, all_names = running(count, room=1), names(count)
     first, few = all_names[0], all_names[1 : 1 + FEW]
     job.is_cell_silent = True
@@ -411,7 +411,7 @@ def nothing_is_committed(count: int) -> Iterator[Measured]:
 
 
 def kept(size: int, departed: int = 0) -> m.StoredCell:
-    """What the endpoint remembers of a round of so many, of whom the last ones had finished and left."""
+    """The cell after a round of `size` nodes, the last of which had finished and left."""
     nodes = [node(name, address=f"10.0.{int(name[1:]) // 250}.1") for name in names(size)]
     ranks = tuple(range(size - departed, size))
     entry = first_entry(TERM, (), (), (WORD,), payload_of(JobState(round_of(7, TERM, nodes, "n0"), departed=ranks)))
@@ -433,7 +433,7 @@ def a_round_is_taken_over(count: int) -> Iterator[Measured]:
     yield from job.each("has succeeded", second, lambda name: job.said(name, m.Succeeded(name, 7)))
     yield from job.each("fails", third, lambda name: job.said(name, m.Failed(name, 7, FAILURE)))
     yield from job.each("leaves", fourth, lambda name: job.said(name, m.Left(name, "SIGTERM")))
-    yield "it goes on without some", ALL, job.pass_until(
+    yield "it continues without some", ALL, job.pass_until(
         lambda: job.coordinator.deadline in {None, job.leader.deadline}, all_names[: -FEW]
     )  # fmt: skip
 
@@ -457,7 +457,7 @@ def agents_want_ranks(count: int) -> Iterator[Measured]:
     )
     job = Job((2, 2 * count))
     job.gather(names(count + 1), rank=0)
-    yield "agents with one rank are told apart", ALL, job.said("n0", m.Alive())
+    yield "agents with one rank are distinguished", ALL, job.said("n0", m.Alive())
 
 
 # A node.
@@ -483,7 +483,7 @@ def workers_start_and_end(count: int) -> Iterator[Measured]:
     assigned = m.Assigned(1, 0, NodeRanks(0, 1, 0, count, 0, count, count), "host", 29500)
     group = group_of(count)
     yield "start", ALL, Act(group, g.Start(), NOW)
-    yield "workers are to be started", ALL, Act(group, assigned, NOW)
+    yield "workers must be started", ALL, Act(group, assigned, NOW)
     yield "workers are started", ALL, Act(group, g.Spawned(1, dict.fromkeys(range(count), 7)), NOW)
     yield "workers are to save", ALL, Act(group, g.Drained(1, (0, 1), NOW + 60), NOW)
     for rank in range(FEW):
@@ -506,17 +506,17 @@ def workers_start_and_end(count: int) -> Iterator[Measured]:
     yield "to wait cannot help", ALL, Act(working(count, STOPPED), g.GraceOver(1, "idle"), NOW)
     yield "the verdict", ALL, Act(working(count), m.Ended(m.Outcome.FAILED, decided.refused(0, decided.failed(4))), NOW)
     yield from workers_recover_in_place(count)
-    yield "workers are to be started ahead", ALL, Act(group_of(count, g.Start()), m.StartAhead(), NOW)
+    yield "workers must be started ahead", ALL, Act(group_of(count, g.Start()), m.StartAhead(), NOW)
     group = working(count)
     yield "the agent leaves", ALL, Act(group, g.StopRequested(), NOW)
     yield "workers are killed", ALL, Act(group, g.DeadlinePassed(), LATE)
     grace = RestartGrace({rank: rank for rank in range(count)}, NOW)
-    yield "workers are to be looked at", ALL, Act(grace, g.DeadlinePassed(), LATE)
+    yield "workers must be looked at", ALL, Act(grace, g.DeadlinePassed(), LATE)
     yield "workers are looked at", ALL, Act(grace, Looked({rank: Sample(0) for rank in range(count)}), LATE)
 
 
 def workers_recover_in_place(count: int) -> Iterator[Measured]:
-    """What one worker says has the others of the node looked at: whether they have said so as well."""
+    """Each message of one worker makes the agent check whether the others of its node have sent theirs."""
     group, ranks = working(count), range(count)
     for rank in ranks[FEW:]:
         group.handle(g.Ready(1, rank, 0, -1), NOW)
@@ -531,7 +531,7 @@ def workers_recover_in_place(count: int) -> Iterator[Measured]:
     for rank in ranks[1:]:
         yield "has left the round", ALL, Act(group, g.Ready(1, rank, 0, 1), NOW)
     yield (
-        "there is no state",
+        "no rank has a state",
         ALL,
         Act(working(count, *(g.Ready(1, rank, 0, -1) for rank in ranks)), g.StateLost(1, 0, 0, 1), NOW),
     )
@@ -575,7 +575,7 @@ def timers_run(count: int) -> Iterator[Measured]:
 
 
 def in_a_large_job(count: int) -> member.Story:
-    """An agent of a job that has so many nodes more: it votes, and knows the entry whole."""
+    """An agent of a job with `count` more nodes: it votes, and knows the whole entry."""
     there, size = member.following(), count + 2
     there.core.terms = there.core.terms.replace(max_nodes=size)
     ranks = member.RANKS.replace(group_world_size=size, world_size=2 * size, role_world_size=2 * size)
@@ -597,8 +597,8 @@ def an_agent_in_a_large_job(count: int) -> Iterator[Measured]:
     searches: list[tuple[str, me.Event]] = [
         ("reads the cell", me.CellSaid(member.stored())),
         ("cannot read the cell", me.CellFailed("no answer")),
-        ("hears who leads", me.Declined(9, at)),
-        ("is asked for its vote", me.Campaigned(7, member.campaign(term=9))),
+        ("learns who leads", me.Declined(9, at)),
+        ("gets a request for its vote", me.Campaigned(7, member.campaign(term=9))),
     ]
     for name, event in searches:
         there = in_a_large_job(count)

@@ -1,4 +1,4 @@
-"""What `make coverage` prints: covered lines by file, and of the cores; fails where these are below the floor.
+"""Prints covered lines by file and for all cores (`make coverage`); fails if the cores are below the floor.
 
 python tests/kit/coverage_of_cores.py
 """
@@ -13,7 +13,7 @@ import coverage
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests"))
 
-from core.test_layers import CORES  # noqa: E402  the list of them
+from core.test_layers import CORES  # noqa: E402  the list of cores
 
 FLOOR = 95.0  # percent of the lines of all cores
 

@@ -1,7 +1,7 @@
-"""Environments as users have them beside aelastic: of other versions, with other packages, with Python told to be otherwise.
+"""Environments of users: other versions, other packages, Python with other settings.
 
-Two are virtual environments below `build/crowded`, which `make crowded` makes: their own packages come before those of
-the environment that the tests run in, whose torch they share.  The third is this environment under variables.
+Two are virtual environments below `build/crowded`, made by `make crowded`: their own packages precede those of the tests'
+environment, whose torch they share.  The third is the tests' environment with other variables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kit.servers.programs import missing
 
 FOLDER = Path(__file__).parents[2] / "build/crowded"
 
-# Imported by each interpreter that starts, as tracers and coverage tools have themselves imported.
+# Each interpreter imports it at start, like tracers and coverage tools.
 SITECUSTOMIZE = """
 import atexit
 import sys
@@ -39,12 +39,12 @@ def _hooks(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Environment:
-    """One of them.
+    """One environment.
 
     Args:
-        name: of the test.
-        venv: its folder below `build/crowded`; empty: the environment that the tests run in.
-        variables: what its interpreters find in their environment, with a folder for files of theirs.
+        name: the name of the test.
+        venv: its folder below `build/crowded`; empty for the environment of the tests.
+        variables: variables for its interpreters, given a folder for their files.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Environment:
 
     @property
     def python(self) -> str:
-        """Its interpreter; skips the test where it was not made."""
+        """Its interpreter; skips the test if the environment was not made."""
         if not self.venv:
             return sys.executable
         python = FOLDER / self.venv / "bin/python"

@@ -1,4 +1,4 @@
-"""Decisions as tests need them, for messages, events and states."""
+"""Decisions for tests of messages, events and states."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def restart_by_rule(cause: Cause | None = None) -> Decision:
 
 
 def refused(most: int = 0, cause: Cause | None = None) -> Decision:
-    """No restart is left; 0: there was none."""
+    """No restart is left; with `most` 0, restarts are off."""
     kind = DecisionKind.RESTARTS_SPENT if most else DecisionKind.RESTARTS_OFF
     return Decision(kind, cause or failed(), most=most)
 

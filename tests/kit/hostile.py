@@ -1,7 +1,8 @@
-"""A hostile client: what reaches the ports of a job's agents, speaks their protocol, and has not the job's secret.
+"""A hostile client: it reaches the ports of a job's agents and speaks their protocol, but does not have the job's secret.
 
-`attack` is one session, of which a seed says all.  Some replay what an honest agent said: `record` makes such a recording,
-by a client that has the secret.  What is cut, changed, moved or sent back on the way: `tests/core/test_handshake.py`.
+`attack` is one session, determined by a seed.  Some sessions replay the messages of an honest agent: `record` makes such a
+recording with a client that has the secret.  For data that is cut, changed, moved or reflected in transit, see
+`tests/core/test_handshake.py`.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from aelastic.rdzv.protocol.handshake import NONCE_BYTES, UNPROVED_BYTES_MAX, Ha
 from aelastic.rdzv.protocol.keys import Key
 from kit.waiting import DEADLINE_S
 
-# A stranger waits no longer: agents close at once, and after 5 s in the end; a store says nothing to it, ever.
+# How long a stranger waits: agents close at once, or after 5 s at the latest; a store never answers it.
 ANSWER_S = 8.0
 LARGE_BYTES = 10 << 20
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What an honest client said, in its parts, each after an answer."""
+    """The messages of an honest client, in the parts that it sent after each answer."""
 
     said: tuple[bytes, ...]
 
 
 @dataclass
 class Knowledge:
-    """What a stranger knows of a job, which is all but its secret.
+    """What a stranger knows about a job: everything but its secret.
 
     Args:
-        run_id: of the job.
-        token: of its leader, as the cell has it.
-        recordings: of sessions in this job, and in an earlier one.
+        run_id: the job's run id.
+        token: its leader's token from the cell.
+        recordings: sessions of this job, and of an earlier one.
     """
 
     run_id: str
@@ -57,7 +58,7 @@ class Knowledge:
 
     @property
     def words(self) -> list[m.Upward]:
-        """What would join the job, end it, or use up its restarts."""
+        """Messages that would join the job, end it, or use up its restarts."""
         ready = self.status.replace(past=m.Past(m.NodePhase.READY, 1), ready_count=3)
         return [
             self.hello,
@@ -69,7 +70,7 @@ class Knowledge:
 
 
 def _client(sock: socket.socket, key: Key, door: str) -> tuple[Handshake, list[bytes]]:
-    """Proves itself, or tries to."""
+    """Completes the handshake, or tries to."""
     proof = Handshake([key], PROTOCOL, door, os.urandom(NONCE_BYTES), is_client=True)
     said = [proof.begin()]
     sock.sendall(said[0])
@@ -81,7 +82,7 @@ def _client(sock: socket.socket, key: Key, door: str) -> tuple[Handshake, list[b
 
 
 def record(host: str, port: int, key: Key, message: m.Upward) -> Recording:
-    """An honest session, of one message."""
+    """Records an honest session with one message."""
     with socket.create_connection((host, port), timeout=DEADLINE_S) as sock:
         proof, said = _client(sock, key, "member")
         assert proof.tags is not None, "the port is the leader's, and the secret is right"
@@ -130,7 +131,7 @@ def _other_secret(dice: random.Random, sock: socket.socket, known: Knowledge) ->
 
 
 def _claimed_key(dice: random.Random, sock: socket.socket, known: Knowledge) -> None:
-    """Names the job's own key, takes the greeting, and makes up a proof."""
+    """Names the job's own key, reads the greeting, and invents a proof."""
     greeting = json.loads(dice.choice(known.recordings).said[0][HEAD_BYTES:])
     greeting[1]["nonce"] = dice.randbytes(NONCE_BYTES).hex()
     body = json.dumps(greeting, separators=(",", ":")).encode()
@@ -145,14 +146,14 @@ KINDS: tuple[Callable[[random.Random, socket.socket, Knowledge], None], ...] = (
 
 
 def attack(seed: int, host: str, ports: Sequence[int], known: Knowledge, *, stays: bool = True) -> tuple[str, bytes]:
-    """One session; gives its kind, and what was heard in the end.
+    """Runs one session; returns its kind, and the data received at its end.
 
     Args:
-        seed: says all of the session.
-        host: of the agents.
-        ports: one of them is attacked.
-        known: of the job.
-        stays: until the agent hangs up; else it says that nothing more comes.
+        seed: determines the session.
+        host: the agents' host.
+        ports: the session attacks one of them.
+        known: what the stranger knows about the job.
+        stays: wait until the agent hangs up, instead of closing the sending side.
     """
     dice = random.Random(seed)
     kind = KINDS[seed % len(KINDS)]
@@ -165,7 +166,7 @@ def attack(seed: int, host: str, ports: Sequence[int], known: Knowledge, *, stay
 
 
 def half_open(host: str, ports: Sequence[int], count: int, said: bytes) -> Iterator[socket.socket]:
-    """Connections that say nothing, or half of something, and stay."""
+    """Opens connections that send nothing or half a message, and stay open."""
     for index in range(count):
         with suppress(OSError):
             sock = socket.create_connection((host, ports[index % len(ports)]), timeout=ANSWER_S)

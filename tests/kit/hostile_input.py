@@ -1,7 +1,7 @@
-"""Hostile input: what may come in by any socket or file of an agent, as Hypothesis draws it.
+"""Hostile input for the sockets and files of an agent, drawn by Hypothesis.
 
-Bytes, JSON that is none or makes no sense, and messages that are nearly right.  `Sent` keeps the last of it: an agent
-that died of one input is noticed a few inputs later.
+Bytes, invalid or meaningless JSON, and messages that are almost right.  `Sent` keeps the latest inputs, because the death
+of an agent is noticed only a few inputs later.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from aelastic.rdzv.protocol.codec import FRAME_MAX, encode
 from kit.effort import HOSTILE_INPUTS
 from kit.waiting import DEADLINE_S
 
-# An agent that has died of one of them would fail all smaller ones, too: none is made smaller.
+# An agent that died of one input would also fail on all smaller ones, so Hypothesis does not shrink them.
 hostile = settings(
     max_examples=HOSTILE_INPUTS, deadline=None, phases=[p for p in settings().phases if p.name in {"explicit", "generate", "reuse"}],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )  # fmt: skip
 
-# Hypothesis warns of an example that is long to print, and prints it.
+# Hypothesis warns about an example that is long to print, and prints it anyway.
 LONG_EXAMPLES = "ignore:Generating overly large repr"
 
 NUMBERS = st.sampled_from(
@@ -57,7 +57,7 @@ GARBAGE = (
 
 @st.composite
 def mutated(draw: st.DrawFn, value: Any, most: int = 3) -> Any:
-    """JSON in which some values, or names, are others."""
+    """JSON in which some values or names are replaced."""
     value = {"": copy.deepcopy(value)}
     for _ in range(draw(st.integers(0, most))):
         where: Any = value
@@ -83,11 +83,11 @@ def frame(body: bytes) -> bytes:
 
 @st.composite
 def frames(draw: st.DrawFn, words: Sequence[Record], begin: Sequence[Record] = ()) -> bytes:
-    """What one connection says: some messages, some nearly so, some of anything.
+    """The data sent on one connection: some messages, some that are almost messages, and some arbitrary bytes.
 
     Args:
-        words: messages that are changed a little.
-        begin: messages that most connections say first.
+        words: messages that are slightly changed.
+        begin: messages that most connections send first.
     """
     said = b"".join(map(encode, begin)) if draw(st.integers(0, 3)) else b""  # type: ignore[arg-type]
     for _ in range(draw(st.integers(0, 4))):
@@ -104,10 +104,10 @@ def frames(draw: st.DrawFn, words: Sequence[Record], begin: Sequence[Record] = (
 
 
 class Sent:
-    """What has been sent to an agent that should bear it.
+    """The inputs sent to an agent that should survive them.
 
     Args:
-        check: fails once it has not.
+        check: fails once the agent has not survived.
     """
 
     def __init__(self, check: Callable[[], None]) -> None:
@@ -124,10 +124,10 @@ class Sent:
 
 
 def talk(sock: socket.socket, data: bytes, *, half_closes: bool = True) -> bytes:
-    """Says it all, and hears what comes until the other end closes; or until it has said something.
+    """Sends all data and receives until the other end closes, or until it has answered.
 
     Raises:
-        TimeoutError: it does neither.
+        TimeoutError: the other end does neither.
     """
     heard = b""
     with sock:
@@ -143,12 +143,12 @@ def talk(sock: socket.socket, data: bytes, *, half_closes: bool = True) -> bytes
         except TimeoutError:
             raise
         except OSError:
-            pass  # the other end has reset the connection
+            pass  # the other end reset the connection
     return heard
 
 
 def put(path: Path, data: bytes) -> None:
-    """A file that is written in one step."""
+    """Writes a file atomically."""
     part = path.with_name(f".{path.name}.part")
     part.write_bytes(data)
     part.rename(path)

@@ -1,6 +1,6 @@
-"""An agent that knows recovery in place and nothing else: it starts ranks, replaces those that die, and keeps the story.
+"""An agent that implements only recovery in place: it starts ranks, replaces those that die, and records the story.
 
-It stands for ours in tests of the worker's side.  Ranks end by themselves, as their script says.
+It replaces the real agent in tests of the worker's side.  Ranks end by themselves, following their script.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ sys.stdin.read()
 
 @dataclass
 class Story:
-    """What has happened."""
+    """The events so far."""
 
     round: int = 0
     deaths: list[int] = field(default_factory=list)  # ranks
@@ -92,9 +92,9 @@ class InPlaceAgent:
     """Runs one job.
 
     Args:
-        folder: for sockets and the output; the workers' working folder.
-        python: what starts an interpreter.
-        script: of the workers.
+        folder: for sockets and output; also the workers' working folder.
+        python: the command that starts an interpreter.
+        script: the workers' script.
         world_size: the number of ranks.
         env: variables for the workers.
     """
@@ -138,7 +138,7 @@ class InPlaceAgent:
         return _Worker(rank, self._command, self._env, self._folder, self._output.fileno())
 
     def run(self) -> Story:
-        """Until all ranks are done, or the state is lost."""
+        """Runs until all ranks are done or the state is lost."""
         until = time.monotonic() + DEADLINE_S
         is_running = False
         while self._workers and not any(each["kind"] == messages.LOST for each in self.story.said):
@@ -161,7 +161,7 @@ class InPlaceAgent:
         return self.story
 
     def disappear(self) -> list[int]:
-        """Closes its sockets once all workers are in a round; how they have ended then."""
+        """Closes its sockets once all workers are in a round; returns how they ended."""
         while not all(worker.is_ready for worker in self._workers):
             readable, _, _ = select.select([worker.socket for worker in self._workers], [], [], DEADLINE_S)
             for worker in self._workers:
@@ -180,7 +180,7 @@ class InPlaceAgent:
             return
         try:
             packet = worker.connection.recv(messages.MAX_PACKET)
-        except ConnectionResetError:  # it has ended, and left a message unread
+        except ConnectionResetError:  # it has ended with a message unread
             packet = b""
         if not packet:
             worker.is_heard = False
@@ -193,7 +193,7 @@ class InPlaceAgent:
         worker.is_done |= message["kind"] == messages.DONE and message["round"] == self.story.round
 
     def _lose(self, worker: _Worker, *, is_running: bool) -> bool:
-        """A worker has ended: if it was in the midst, another takes its rank in the next round."""
+        """Handles the end of a worker: if it was not done, another takes its rank in the next round."""
         self._workers.remove(worker)
         is_end = worker.is_done and worker.process.poll() == 0
         worker.close()
@@ -224,6 +224,6 @@ class InPlaceAgent:
             self.story.pids.setdefault(worker.rank, set()).add(worker.process.pid)
 
 
-# What ends a worker whose test is over, however it hangs.
+# Ends a worker whose test is over, even if it hangs.
 ALARM = f"import signal; signal.alarm({int(2 * DEADLINE_S)})\n"
 assert signal.SIGALRM

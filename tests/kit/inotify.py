@@ -1,4 +1,4 @@
-"""Changes of files, as the kernel tells them: inotify(7)."""
+"""File changes, reported by the kernel through inotify(7)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MODIFIED, ATTRIBUTES, CLOSED, MOVED_HERE, CREATED, DELETED = 0x2, 0x4, 0x18, 0x8
 
 
 class Inotify:
-    """Its descriptor is readable when something has changed."""
+    """A descriptor that is readable when something has changed."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -21,7 +21,7 @@ class Inotify:
         return self._fd
 
     def add(self, path: str | os.PathLike[str], changes: int) -> int:
-        """The number of a new watch."""
+        """Adds a watch; returns its number."""
         number: int = self._libc.inotify_add_watch(self._fd, os.fsencode(path), changes)
         if number < 0:
             raise OSError(ctypes.get_errno(), f"inotify_add_watch: {path}")
@@ -31,7 +31,7 @@ class Inotify:
         self._libc.inotify_rm_watch(self._fd, number)
 
     def drain(self) -> None:
-        """Forgets what has changed so far."""
+        """Discards all changes so far."""
         try:
             while os.read(self._fd, 1 << 16):
                 pass

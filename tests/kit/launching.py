@@ -1,7 +1,7 @@
-"""What the tests with real processes share: jobs on the command line, and a look at what is left of them.
+"""Shared by the tests with real processes: jobs on the command line, and checks for anything that they leave behind.
 
-Every job has a keeper (`kit.warm.keeper`), from which all that the job starts descends.  So what is left of it is known,
-whatever became of parents, groups and sessions.
+Every job has a keeper (`kit.warm.keeper`), the ancestor of all processes that the job starts.  So the tests know which of
+them are left, regardless of parents, groups and sessions.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from kit.warm.kept import KeptProcess, Stream
 
 T = TypeVar("T")
 
-# What imports torch needs seconds, and more where others compute.
+# A process that imports torch needs seconds, and more on a busy machine.
 LAUNCH_TIMEOUT_S = 100.0
 LOOPS = ("asyncio", "uvloop")
-# Where the loop is the point: signals, children, other people's programs.
+# For tests where the loop matters: signals, children, other people's programs.
 on_both_loops = pytest.mark.parametrize("loop", LOOPS)
-# Where it is not: the default one in `make test`.
+# For tests where it does not: only the default loop in `make test`.
 on_each_loop = pytest.mark.parametrize("loop", [pytest.param("asyncio", marks=pytest.mark.all), "uvloop"])
 
 CHECK = "AELASTIC_CHECK_INVARIANTS"  # after each event of every core: the agents' part of `check_invariants`
 
-# What workers begin with.  `say` is one write, so that lines of several workers do not mix.
+# The beginning of each worker's script.  `say` is one write, so that lines of several workers do not mix.
 PREAMBLE = """\
 import os, signal, subprocess, sys, time
 
@@ -100,7 +100,7 @@ def daemonize():
 """
 
 
-# In an agent: its store's interpreter is another.
+# In an agent: its store uses another interpreter.
 WARM_STORE = """
 import types
 from aelastic.workers.tcpstore import child
@@ -113,7 +113,7 @@ def alive(pid: int) -> bool:
 
 
 def run(loop: str, main: Coroutine[Any, Any, T]) -> T:
-    """Runs something in this process, on one of the `LOOPS`."""
+    """Runs a coroutine in this process, on one of the `LOOPS`."""
     factory: Callable[[], asyncio.AbstractEventLoop] = (
         uvloop.new_event_loop if loop == "uvloop" else asyncio.SelectorEventLoop
     )
@@ -122,13 +122,13 @@ def run(loop: str, main: Coroutine[Any, Any, T]) -> T:
 
 
 def ran(*command: str | Path, check: bool = False, **more: Any) -> subprocess.CompletedProcess[str]:
-    """A program that has ended, and what it has said."""
+    """Runs a program to its end; returns its result with its output."""
     usual = {"capture_output": True, "text": True, "timeout": LAUNCH_TIMEOUT_S}
     return subprocess.run(command, check=check, **{**usual, **more})
 
 
 def stand_still(pid: int) -> None:
-    """SIGSTOP; returns when no thread of the process runs any more, or it has ended of what came before."""
+    """Sends SIGSTOP; returns when no thread of the process runs any more, or when it has ended for an earlier cause."""
     os.kill(pid, signal.SIGSTOP)
     threads = Path(f"/proc/{pid}/task")
 
@@ -136,7 +136,7 @@ def stand_still(pid: int) -> None:
         try:
             return all(thread.read_text().rpartition(")")[2].split()[0] in "TZX" for thread in threads.glob("*/stat"))
         except OSError:
-            return False  # a thread ended as we looked
+            return False  # a thread ended during the check
 
     wait_for(f"{pid} stands still", all_stopped)
 
@@ -148,21 +148,21 @@ def cmdline(pid: int) -> list[str]:
         return []
 
 
-# A fork cannot obey these: Python reads them, or the C library does, when it starts.
+# A fork cannot honor these: Python or the C library reads them only at start.
 READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "TZ", "LC_", "LANG")
 
 
 class Job:
-    """One `aelastic` command and all that it starts.
+    """One `aelastic` command and all processes that it starts.
 
-    Its output goes to files: a leftover that holds a pipe open cannot stall the test.
+    Its output goes to files, so a leftover process that holds a pipe open cannot stall the test.
 
     Args:
-        folder: its working folder, and where its output is.
+        folder: its working folder, which also gets its output.
         command: the program and its arguments.
         env: variables in addition to those of this process.
-        is_cold: execute the program, instead of forking an agent from a process that has imported aelastic.
-        stdin, stdout, stderr, cwd, start_new_session: as `subprocess.Popen` has them.
+        is_cold: execute the program instead of forking an agent from a process that has imported aelastic.
+        stdin, stdout, stderr, cwd, start_new_session: as in `subprocess.Popen`.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Job:
     ) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        # Not in the test's folder: `multiprocessing` binds sockets there, and their paths have 107 characters at most.
+        # Not in the test's folder: `multiprocessing` binds sockets there, whose paths are limited to 107 characters.
         self.tmp = Path(tempfile.mkdtemp(prefix="job"))
         base = {
             name: value
@@ -211,7 +211,7 @@ class Job:
         return self._text("stderr")
 
     def _text(self, name: str) -> str:
-        """The whole of a file, which is read again when it has changed."""
+        """The content of a file, read again only when it has changed."""
         path = self.folder / name
         now = os.stat(path)
         version = (now.st_size, now.st_mtime_ns)
@@ -221,14 +221,14 @@ class Job:
 
     @property
     def lines(self) -> list[str]:
-        """What workers have said, in whole lines."""
+        """The workers' output, in whole lines."""
         return [line.rstrip("\n") for line in self.stdout.splitlines(keepends=True) if line.endswith("\n")]
 
     def wait_line(self, beginning: str, count: int = 1, limit_s: float = DEADLINE_S) -> list[str]:
-        """Waits until so many lines begin so, and gives their words."""
+        """Waits for `count` lines with this beginning, and returns their words."""
 
         def found() -> list[str]:
-            has_ended = self.process.poll() is not None  # then all is there that comes
+            has_ended = self.process.poll() is not None  # then its output is complete
             lines = [line for line in self.lines if line.startswith(beginning)]
             if len(lines) < count and has_ended:
                 pytest.fail(f"the job ended (code {self.process.returncode}) without {beginning!r}:\n{self.story}")
@@ -242,45 +242,45 @@ class Job:
         return f"stdout:\n{self.stdout[-4000:]}\nstderr:\n{self.stderr[-4000:]}"
 
     def go(self) -> None:
-        """Workers may wait for this."""
+        """Creates the file `go`, which workers may wait for."""
         (self.folder / "go").touch()
 
     def signal(self, signum: int) -> None:
         self.process.send_signal(signum)
 
     def wait(self, limit_s: float = DEADLINE_S) -> int:
-        """The exit code, as `subprocess` has it."""
+        """Waits for the exit code, as in `subprocess`."""
         try:
             return self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
             pytest.fail(f"the job is not over after {limit_s:g} s; left: {self.left_described()}\n{self.story}")
 
     def left(self) -> list[int]:
-        """Which processes of this job are alive."""
+        """The processes of this job that are alive."""
         return self.process.left()
 
     def left_described(self) -> str:
         return "; ".join(f"{pid} {' '.join(cmdline(pid))[:120]}" for pid in self.left())
 
     def child(self, word: str) -> int:
-        """A process of this job, by a word of its command line."""
+        """Waits for a process of this job with a word in its command line."""
         pids: list[int] = wait_for(
             f"a process with {word!r}", lambda: [pid for pid in self.left() if word in " ".join(cmdline(pid))]
         )
         return pids[0]
 
     def assert_ends(self, code: int = 0, limit_s: float = DEADLINE_S) -> None:
-        """It ends, with this exit code as `subprocess` has it, and leaves nothing."""
+        """Expects it to end with this exit code, as in `subprocess`, and to leave nothing behind."""
         assert self.wait(limit_s) == code, self.story
         self.assert_nothing_left()
 
     def assert_nothing_left(self) -> None:
-        """Of an agent that has ended: no process, no temporary file."""
+        """Fails if an agent that ended has left a process or a temporary file."""
         assert not self.left(), self.left_described()
         assert not os.listdir(self.tmp), os.listdir(self.tmp)
 
     def wait_nothing_left(self, limit_s: float = DEADLINE_S) -> None:
-        """Of an agent that was killed: the same, soon."""
+        """Waits until an agent that was killed has left no process and no temporary file."""
         wait_for("nothing left", lambda: not self.left() and not os.listdir(self.tmp), limit_s)
 
     def kill_all(self) -> None:
@@ -291,18 +291,18 @@ class Job:
 
 
 class Launcher:
-    """Makes jobs in a test's folder, and ends them with the test.
+    """Starts jobs in a test's folder, and ends them with the test.
 
     Args:
-        warm: what starts interpreters that have torch (`kit.warm.interpreters`).
+        warm: starts interpreters that have imported torch (`kit.warm.interpreters`).
     """
 
     def __init__(self, folder: Path, warm: Warm) -> None:
         self.folder = folder
         self.warm = warm
-        self.python = sys.executable  # what agents and workers run in
-        self.store_python = sys.executable  # what the agents' stores run in
-        self.is_cold = False  # whether agents are started as a user starts them
+        self.python = sys.executable  # runs agents and workers
+        self.store_python = sys.executable  # runs the agents' stores
+        self.is_cold = False  # whether agents start as they do for a user
         self.jobs: list[Job] = []
 
     def write(self, name: str, code: str, *, preamble: str = PREAMBLE) -> Path:
@@ -316,14 +316,14 @@ class Launcher:
 
         Args:
             worker: Python code of the workers, after the preamble.
-            options: of the command line.
-            args: of the workers.
-            more: as `command` has it.
+            options: options of the command line.
+            args: arguments of the workers.
+            more: further arguments of `command`.
         """
         return self.command(*options, str(self.write(f"{name}/worker.py", worker)), *args, name=name, **more)
 
     def agent_program(self, name: str, wrapper: str) -> list[str]:
-        """The arguments of Python that are an agent."""
+        """The arguments that make Python run an agent."""
         wrapper = textwrap.dedent(wrapper)
         if self.store_python != self.python:
             wrapper = f"{wrapper}\n{WARM_STORE.format(python=self.store_python)}"
@@ -342,10 +342,10 @@ class Launcher:
         prefix: Sequence[str] = (),
         **popen: Any,
     ) -> Job:
-        """Starts a job of a command line.
+        """Starts a job with a command line.
 
         Args:
-            wrapper: Python code that runs in the agent before its command line does.
+            wrapper: Python code that runs in the agent before its command line.
             prefix: a command that starts the agent.
         """
         (self.folder / name).mkdir(exist_ok=True)
@@ -356,7 +356,7 @@ class Launcher:
         return job
 
     def starts_cold(self, prefix: Sequence[str]) -> bool:
-        """Whether an agent with this prefix is executed, and not forked."""
+        """Whether an agent with this prefix is executed rather than forked."""
         return self.is_cold or bool(prefix) or self.python != sys.executable
 
     def close(self) -> None:

@@ -1,11 +1,10 @@
-"""Nothing of aelastic blocks an event loop: calls of the standard library that may wait raise where a loop runs in their thread.
+"""Checks that aelastic never blocks an event loop: blocking calls of the standard library raise in the thread of a loop.
 
-Active in all tests with a loop in the process, and in the agents that they start from `kit.warm.keeper`.  A call counts
-if the innermost frame that is of no library is aelastic's.  What is found is kept, too, since code may suppress an
-exception: `found` is what a test fails for.
+Active in all tests with a loop in the process, and in the agents that they start from `kit.warm.keeper`.  A call is
+reported if its innermost frame outside of libraries is aelastic's.  Code may suppress the exception, so `found` also
+records each call; a test fails if it is not empty.
 
-Not looked at: files on a disk that does not answer (a disk cannot be told from another here), locks of threads, and what
-C code does by itself.
+Not checked: files on a disk that hangs (nothing distinguishes disks here), locks of threads, and calls made by C code.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ from typing import Any, TypeAlias
 
 import aelastic
 
-# What an agent that a test has started writes of what it finds.
+# The file for reports of an agent that a test has started.
 REPORT = "TEST_BLOCKED_LOOP"
 
-# Files of aelastic that may block: what blocks a program's own loop is what the program has called.
+# Files of aelastic that may block: the program itself called them in its own loop.
 MAY_BLOCK = {"compat/launcher/blocking.py"}
 
 FRAMES = 8
@@ -49,7 +48,7 @@ MayWait: TypeAlias = Callable[..., bool]
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _OURS = str(Path(aelastic.__file__).parent) + os.sep
 _HERE = __file__
-# A process is started in a millisecond; a loop that is closed joins threads that have ended.
+# Starting a process takes a millisecond; closing a loop joins threads that have ended.
 _QUICK = {subprocess.Popen._execute_child.__code__, asyncio.Runner.close.__code__}  # type: ignore[attr-defined]
 
 found: list[str] = []  # since the last look
@@ -57,12 +56,12 @@ _of_thread = threading.local()
 
 
 class BlockedLoopError(BaseException):
-    """A call may wait in the thread of a loop.  No handler of errors takes it for one of its own."""
+    """A call may wait in the thread of a loop.  It is a `BaseException`, so that error handlers do not catch it."""
 
 
 @contextmanager
 def as_in_a_thread() -> Iterator[None]:
-    """For a stand-in that runs in the loop's thread what belongs into another one."""
+    """Exempts a stand-in that runs code in the loop's thread which belongs in another thread."""
     before = getattr(_of_thread, "is_exempt", False)
     _of_thread.is_exempt = True
     try:
@@ -74,7 +73,7 @@ def as_in_a_thread() -> Iterator[None]:
 def _check(name: str, may_wait: MayWait, *args: Any, **keywords: Any) -> None:
     if asyncio._get_running_loop() is None or getattr(_of_thread, "is_exempt", False):
         return
-    with as_in_a_thread():  # what looks may call what is looked at
+    with as_in_a_thread():  # the check itself may call guarded functions
         frame = _caller(sys._getframe(2))
         if frame is None or not may_wait(*args, **keywords):
             return
@@ -90,7 +89,7 @@ def _check(name: str, may_wait: MayWait, *args: Any, **keywords: Any) -> None:
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame that is of no library, if that is aelastic's, and what the library does may wait."""
+    """The innermost frame outside of libraries, if it is aelastic's and the library's call may wait."""
     while frame is not None and (frame.f_code.co_filename == _HERE or _is_library(frame.f_code.co_filename)):
         if frame.f_code in _QUICK:
             return None
@@ -102,7 +101,7 @@ def _is_library(path: str) -> bool:
     return path.startswith((*_LIBRARIES, "<frozen")) and not path.startswith(_OURS)
 
 
-# What may wait.
+# Calls that may wait.
 
 
 def _always(*_: Any, **__: Any) -> bool:
@@ -155,7 +154,7 @@ def _opens_low(path: Any, flags: int, *_: Any, dir_fd: int | None = None, **__: 
 
 
 def _waits_for(event: int) -> MayWait:
-    """Of a pipe, a socket or a terminal that has nothing, or takes nothing, now."""
+    """Matches a pipe, socket or terminal that is not ready to read or write now."""
 
     def may_wait(fd: int, *_: Any) -> bool:
         try:
@@ -188,7 +187,7 @@ _POLL = select.poll
 
 
 class _Poll:
-    """What `select.poll` gives."""
+    """The result of `select.poll`."""
 
     def __init__(self) -> None:
         self._poll = _POLL()
@@ -239,10 +238,10 @@ def _watched(name: str, really: Callable[..., Any], may_wait: MayWait) -> Callab
 
 
 def install() -> None:
-    """Watches from now on, in this process and in what it forks."""
+    """Watches from now on, in this process and its forks."""
     if getattr(select, "poll") is _Poll:  # noqa: B009
         return
     for owner, name, may_wait in _WATCHED:
         said = f"{getattr(owner, '__name__', owner)}.{name}"
         setattr(owner, name, _watched(said, getattr(owner, name), may_wait))
-    setattr(select, "poll", _Poll)  # noqa: B010  a type to the type checker
+    setattr(select, "poll", _Poll)  # noqa: B010  a type for the type checker

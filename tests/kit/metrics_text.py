@@ -1,4 +1,4 @@
-"""Metrics as a scraper reads them, and where they are documented."""
+"""Metrics as a scraper reads them, and the page that documents them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 
 def values(text: str) -> dict[str, float]:
-    """What the text says, by name and labels: line by line, as the format has it."""
+    """Values in the text format, by name and labels."""
     found = {}
     for line in text.splitlines():
         if not line.startswith("#"):

@@ -1,4 +1,4 @@
-"""A block in which starting a process fails: for the rings that run without processes."""
+"""A block in which starting a process fails, for the rings that run without processes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, NoReturn
 
 import pytest
 
-# Every way of CPython's to start a process ends in one of these.
+# Every way to start a process in CPython ends in one of these.
 _WAYS = ((os, ("fork", "forkpty", "posix_spawn", "posix_spawnp", "system")), (subprocess, ("Popen", "_fork_exec")))
 
 
 @contextmanager
 def no_processes() -> Iterator[None]:
-    """Fails the test that starts a process."""
+    """Fails a test that starts a process."""
 
     def refuse(*args: Any, **keywords: Any) -> NoReturn:
         pytest.fail(f"a test of this ring starts a process; its place is tests/process ({args!r:.100})")

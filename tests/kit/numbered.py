@@ -1,7 +1,7 @@
-"""Sentences as numbers: the functions that word causes and decisions give `#1`, `#2`, … instead, one for each sentence.
+"""Sentences as numbers: the functions that word causes and decisions return `#1`, `#2`, … instead, one per sentence.
 
-What is the same with them has not been read from a sentence.  A text that is compared with what is written down is restored
-first.  `pytest -p kit.numbered` runs all of its tests so, but for those that are marked `words`: they are about the sentences.
+A result that does not change with them was not read from a sentence.  Texts are restored before they are compared with
+expected ones.  `pytest -p kit.numbered` runs all tests this way, except those marked `words`, which test the sentences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _sentences: list[str] = []
 
 
 def restored(text: str) -> str:
-    """The text with each number replaced by its sentence, which may have numbers in it."""
+    """The text with each number replaced by its sentence, which may itself contain numbers."""
     while _sentences and (again := _NUMBER.sub(_sentence, text)) != text:
         text = again
     return text
@@ -46,7 +46,7 @@ def _numbered(render: Callable[..., str]) -> Callable[..., str]:
 
 @contextmanager
 def numbered() -> Iterator[list[str]]:
-    """Replaces the functions; gives the sentences that they would have said."""
+    """Replaces the functions; yields the sentences that they would have returned."""
     before = {name: getattr(wording, name) for name in RENDERERS}
     for name, render in before.items():
         setattr(wording, name, _numbered(render))
@@ -58,7 +58,7 @@ def numbered() -> Iterator[list[str]]:
         _sentences.clear()
 
 
-# As a plug-in of pytest.
+# As a pytest plug-in.
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""The pages of the documentation, their blocks of code, and a shell to run these in."""
+"""The pages of the documentation, their code blocks, and a shell to run them in."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ VALUE = re.compile(r"\$\([^)]*\)|\$\{[^}]*\}|\$\w+|%\w")  # a shell's, or system
 
 class Block(NamedTuple):
     language: str
-    title: str  # what stands behind the language
+    title: str  # the text after the language
     text: str
 
     @property
     def commands(self) -> list[str]:
-        """The lines that a reader types, without the prompt; all of them where no line has one."""
+        """The lines that a reader types, without the prompt; all lines if none has a prompt."""
         lines = self.text.replace("\\\n", " ").splitlines()
         return [line[2:] for line in lines if line.startswith("$ ")] or lines
 
     @property
     def shown(self) -> list[str]:
-        """The lines that a reader is to see."""
+        """The lines of output that a reader should see."""
         lines = self.text.replace("\\\n", " ").splitlines()
         typed = [line.startswith("$ ") for line in lines]
         return [line for line, is_typed in zip(lines, typed, strict=True) if any(typed) and not is_typed]
 
     @property
     def launches(self) -> Iterator[tuple[str, str]]:
-        """Of each command line of ours: the module below `aelastic`, and what follows."""
+        """For each of our command lines, the module below `aelastic` and the rest of the line."""
         for module, rest in COMMAND.findall(self.text.replace("\\\n", " ")):
             end = END.search(QUOTED.sub(lambda match: "x" * len(match[0]), rest))
             yield module, rest if end is None else rest[: end.start()]
@@ -67,10 +67,10 @@ def blocks(page: Path) -> list[Block]:
 
 
 def read_launch(module: str, rest: str) -> None:
-    """Reads a command line as the command does.
+    """Parses a command line as the command does.
 
     Raises:
-        ValueError: it has an option that is not there, or a value that cannot be.
+        ValueError: it has an unknown option or an invalid value.
     """
     arguments = shlex.split(VALUE.sub("1", rest))
     match module:
@@ -87,7 +87,7 @@ def read_launch(module: str, rest: str) -> None:
 
 
 def run_in_shell(folder: Path, script: str, env: Mapping[str, str], limit_s: float) -> str:
-    """What a script writes; none of its processes is left."""
+    """Runs a script and returns its output; none of its processes is left."""
     with subprocess.Popen(
         ["bash", "-c", script], cwd=folder, env={**os.environ, **env}, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,

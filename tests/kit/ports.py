@@ -1,4 +1,4 @@
-"""Ports for servers of tests."""
+"""Ports for the servers of tests."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from random import SystemRandom
 
-# Of the processes that run tests side by side on a machine, each has ports of its own, and gives none away again soon.
+# Each process that runs tests on a machine has its own ports, and does not reuse one soon.
 _PROCESSES_MAX = 24
 _given: deque[int] = deque(maxlen=500)
 
 
 def _place() -> tuple[int, socket.socket]:
-    """Which ports are this process's, and what holds the place while it lives: a name that the kernel gives once."""
+    """The share of ports of this process, and the socket that holds it: the kernel grants its name only once."""
     for number in range(_PROCESSES_MAX):
         holder = socket.socket(socket.AF_UNIX)
         with suppress(OSError):  # another process has it
@@ -31,7 +31,7 @@ _OURS, _HOLDER = _place()  # before any test counts the descriptors of its proce
 
 
 def quiet_port() -> int:
-    """A free port that the kernel gives to nothing that does not ask for it (`ip(7)`, `ip_local_port_range`)."""
+    """A free port that the kernel assigns only on request (`ip(7)`, `ip_local_port_range`)."""
     while True:
         port = SystemRandom().randrange(12_000 + _OURS, 32_000, _PROCESSES_MAX)
         if port in _given:
@@ -45,7 +45,7 @@ def quiet_port() -> int:
 
 
 def listening(pids: Iterable[int]) -> dict[int, set[str]]:
-    """The ports at which processes listen, each in its network, and the addresses of each (`proc(5)`)."""
+    """The ports at which processes listen, each in its own network, and the addresses of each port (`proc(5)`)."""
     found: dict[int, set[str]] = {}
     for pid in pids:
         with suppress(OSError):  # it has ended
@@ -68,6 +68,6 @@ def _listening(process: Path) -> Iterator[tuple[int, str]]:
 
 
 def _address(digits: str, family: int) -> str:
-    """An address as the kernel writes it there: words of four bytes, each in the order of the machine."""
+    """Parses an address in the kernel's form: words of four bytes, each in the machine's byte order."""
     words = (digits[start : start + 8] for start in range(0, len(digits), 8))
     return socket.inet_ntop(family, b"".join(int(word, 16).to_bytes(4, sys.byteorder) for word in words))

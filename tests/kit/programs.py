@@ -1,4 +1,4 @@
-"""Programs of Python that a test waits for."""
+"""Python programs that a test waits for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_python(*argv: str, folder: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """What a Python says that can import aelastic, in a folder, without variables that choose options of it."""
+    """Runs a Python that can import aelastic, in a folder, without the variables that set aelastic's options."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "AELASTIC_"))}
     env = {**clean, "PYTHONPATH": str(ROOT), **variables}
     return subprocess.run(

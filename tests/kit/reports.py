@@ -1,4 +1,4 @@
-"""What nodes report in tests: a status for each node, changed by what it does and by what it is told."""
+"""Reports of nodes in tests: a status for each node, which changes with its actions and the messages it receives."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Reports:
     """The statuses of all nodes of a test, by name."""
 
     of: dict[str, m.Status] = field(default_factory=dict)
-    earlier: dict[str, m.Status] = field(default_factory=dict)  # before a node was told something
-    looks: dict[str, int] = field(default_factory=dict)  # the last that each was asked
-    known: set[str] = field(default_factory=set)  # nodes that are connected, and have said where they stand
+    earlier: dict[str, m.Status] = field(default_factory=dict)  # before the last message to a node
+    looks: dict[str, int] = field(default_factory=dict)  # the number of the last `m.Look` that each received
+    known: set[str] = field(default_factory=set)  # nodes that are connected and have reported
 
     def connects(self, node: m.Node, past: m.Past) -> Reported:
         """A node connects, for the first time or again."""
@@ -32,7 +32,7 @@ class Reports:
         return Reported(node, status, True)
 
     def ready(self, node: m.Node, reached: Reached | None = None, after: int | None = None) -> Reported:
-        """No worker of a node runs; `after`: as `m.Ready` has it."""
+        """No worker of a node runs; `after` is as in `m.Ready`."""
         before = self.of.get(node.node_id)
         if before is not None and after is not None and after < before.past.round:
             return self._now(node.node_id)
@@ -87,19 +87,19 @@ class Reports:
         return self._now(name, places=places.replace(number=self.looks.get(name, 0)))
 
     def repeats(self, name: str) -> Reported:
-        """A node has sent its status again before it could read what it was told last."""
+        """A node sent its status again before it could read the last message to it."""
         status = self.earlier[name]
         return Reported(status.node, status)
 
     def hears(self, name: str, message: Any) -> None:
-        """A node is told something."""
+        """A node receives a message."""
         if name not in self.of:
             return
         status = self.earlier[name] = self.of[name]
         past = status.past
         match message:
             case m.Assigned() if message.fence <= past.fence:
-                pass  # it takes part in that round, or has done so
+                pass  # it takes part in that round, or did so
             case m.Assigned(round_):
                 part = m.Past(m.NodePhase.BUSY, round_, message.term)
                 part = part.replace(has_opted_in=status.node.starts is m.Starts.READY)
@@ -116,7 +116,7 @@ class Reports:
                 pass
 
     def goes(self, name: str) -> None:
-        """A node is lost: what it says next it says on another connection."""
+        """A node is lost: its next message comes over another connection."""
         self.known.discard(name)
 
     def _past(self, name: str, phase: m.NodePhase, reached: Reached | None) -> m.Past:
@@ -128,7 +128,7 @@ class Reports:
         return Reported(status.node, status, is_new)
 
     def tell(self, core: Coordinator, message: m.NodeMessage | Event, now: float) -> list[Any]:
-        """What a coordinator sends when a node says something, or an event comes; nodes read it at once."""
+        """What a leader sends when a node submits a message or an event arrives; nodes read it at once."""
         event = message if isinstance(message, Event) else self.reported(message)
         sends = core.handle(event, now)
         for send in sends:
@@ -138,11 +138,11 @@ class Reports:
         return sends
 
     def said(self, message: m.NodeMessage) -> m.Status:
-        """The status of a node after its supervisor has said something."""
+        """The status of a node after its supervisor submitted a message."""
         return self.reported(message).status
 
     def reported(self, message: m.NodeMessage) -> Reported:  # noqa: C901  one case for each message
-        """What a node reports after its supervisor has said something."""
+        """The report of a node after its supervisor submitted a message."""
         match message:
             case m.Ready(node, reached):
                 return self.ready(node, reached)
@@ -172,22 +172,22 @@ class Reports:
 
 @dataclass
 class Job:
-    """A coordinator, and nodes that read at once what it sends them."""
+    """A `Coordinator`, and nodes that read its messages at once."""
 
     core: Coordinator
     nodes: Reports = field(default_factory=Reports)
 
     def handle(self, message: m.NodeMessage | Event, now: float) -> list[Any]:
-        """What the coordinator sends when a node says something, or an event comes."""
+        """What the leader sends when a node submits a message or an event arrives."""
         return self.nodes.tell(self.core, message, now)
 
     def connect(self, node: m.Node, past: m.Past, now: float) -> list[Any]:
-        """What the coordinator sends when a node connects that has a past."""
+        """What the leader sends when a node with a past connects."""
         return self.handle(self.nodes.connects(node, past), now)
 
 
 def news(before: m.Plan | None, plan: m.Plan) -> list[Any]:
-    """What a plan says that the one before it on the same connection did not; the first one is a welcome."""
+    """The news in a plan, compared with the previous one on the same connection; the first one is a welcome."""
     found: list[Any] = []
     if before is None or before.term != plan.term:
         found.append(f"welcome to term {plan.term}")

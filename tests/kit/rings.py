@@ -1,6 +1,6 @@
-"""The rings: what each holds, and how long its tests may take.
+"""The rings: the content of each, and how long its tests may take.
 
-A ring is a folder of `tests/`.  Those without processes run beside the others, at low priority.
+A ring is a folder of `tests/`.  Rings without processes run beside the others, at low priority.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-# Where a run of pytest writes how long its tests took, for the program that started it (`tools/run_tests.py`).
+# The file to which pytest writes the durations of tests, for the program that started it (`tools/run_tests.py`).
 DURATIONS = "TEST_DURATIONS"
-# Which of the tests it runs, as `1/2`: the first of each two.
+# The share of the tests to run, such as `1/2`: the first of every two.
 SHARE = "TEST_SHARE"
 
 
@@ -24,9 +24,9 @@ class Ring:
     """One folder of tests.
 
     Args:
-        name: of the folder.
-        holds: what its tests are about.
-        budget_s: what its tests of `make test` may take in all on two quiet cores: time one after the other, or, of
+        name: the name of the folder.
+        holds: the subject of its tests.
+        budget_s: how long its tests in `make test` may take in total on two idle cores: wall time run one by one, or, for
             tests without processes, processor time.
         has_processes: whether its tests start any.
     """
@@ -53,12 +53,12 @@ WITHOUT_PROCESSES = tuple(ring.name for ring in RINGS if not ring.has_processes)
 
 
 def ring_of(path: Path) -> str:
-    """The name of a test's ring, or nothing outside of `tests/`."""
+    """The name of a test's ring; empty outside of `tests/`."""
     return path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
 
 
 def ring_of_id(nodeid: str) -> str:
-    """The same, by the id that pytest gives a test."""
+    """The name of a test's ring, by pytest's id of the test."""
     folders = nodeid.partition("::")[0].split("/")
     return folders[1] if folders[0] == "tests" and len(folders) > 2 else ""
 
@@ -69,16 +69,16 @@ def write_durations(path: str | os.PathLike[str], seconds: Mapping[str, float]) 
 
 
 def table(seconds: Mapping[str, float], *, is_judged: bool) -> Iterable[str]:
-    """What each ring took.
+    """The time of each ring, as a table.
 
     Args:
         seconds: by the id of a test.
-        is_judged: whether all that has a budget was run, and nothing else.
+        is_judged: whether exactly the tests with a budget ran.
     """
     tests, took = Counter[str](), Counter[str]()
     for nodeid, duration in seconds.items():
         tests[ring_of_id(nodeid)] += 1
-        took[ring_of_id(nodeid)] += duration  # type: ignore[assignment]  # a Counter adds up what it is given
+        took[ring_of_id(nodeid)] += duration  # type: ignore[assignment]  # a Counter adds up any numbers
     for ring in RINGS:
         if ring.name in tests:
             unit = "s" if ring.has_processes else "s of CPU"

@@ -1,4 +1,4 @@
-"""Jobs on a terminal of their own, and what a person sees there: a pseudo terminal, read all the time, and emulated."""
+"""Jobs on their own terminal, and what a person sees there: an emulated pseudo terminal that is read all the time."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ import pyte
 from kit.launching import Job, Launcher
 from kit.waiting import wait_for
 
-# What draws the live line, and what takes it away.
+# Sequences that draw the live line, and that erase it.
 DRAWN = re.compile(rb"(?:\x1bD)*(?:\x1b\[\d+A)?\x1b7\x1b\[\?7l\x1b\[0m(.*?)\x1b\[J\x1b\[\?7h\x1b8", re.DOTALL)
 ERASED = re.compile(rb"\r?\x1b\[J")
-# Makes the terminal on stdin that of the session, as a shell does.
+# Makes the terminal on stdin the session's terminal, as a shell does.
 _TAKE_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
 )
@@ -63,23 +63,23 @@ class Screen:
 
     @property
     def written(self) -> bytes:
-        """Every byte."""
+        """Every byte written so far."""
         with self._lock:
             return self._written
 
     @property
     def drawn(self) -> list[bytes]:
-        """What the live line has said."""
+        """The texts of the live line so far."""
         return DRAWN.findall(self.written)
 
     @property
     def output(self) -> bytes:
-        """What others have written."""
+        """Everything written besides the live line."""
         return ERASED.sub(b"", DRAWN.sub(b"", self.written))
 
     @property
     def rows(self) -> list[str]:
-        """What is seen, down to the last row with something in it."""
+        """The visible rows, down to the last that is not empty."""
         with self._lock:
             rows = [row.rstrip() for row in self._screen.display]
         while rows and not rows[-1]:
@@ -88,7 +88,7 @@ class Screen:
 
     @property
     def scrolled_away(self) -> list[str]:
-        """The rows that have left the screen at its top."""
+        """The rows that have scrolled off the top of the screen."""
         with self._lock:
             columns = range(self._screen.columns)
             return ["".join(row[column].data for column in columns).rstrip() for row in self._screen.history.top]
@@ -104,7 +104,7 @@ class Screen:
         return "\n".join(self.rows)
 
     def wait_row(self, pattern: str) -> str:
-        """Waits until a row matches, and gives it."""
+        """Waits until a row matches, and returns it."""
 
         def found() -> str:
             return next((row for row in self.rows if re.search(pattern, row)), "")
@@ -119,9 +119,9 @@ class Screen:
         os.write(self.ours, keys)
 
     def end(self) -> None:
-        """Reads what is left, and closes the terminal; does nothing the second time."""
+        """Reads the rest, and closes the terminal; does nothing when called again."""
         if self._has_ended:
-            return  # its descriptors may be someone else's by now
+            return  # its descriptors may be in use elsewhere by now
         self._has_ended = True
         os.close(self.theirs)
         self._reader.join(10)
@@ -150,8 +150,8 @@ class Screens:
         """Starts a job.
 
         Args:
-            shell: a script of bash, between the terminal and the command, which is its arguments.
-            wrapper: as `Launcher.command` has it.
+            shell: a bash script between the terminal and the command, which it gets as arguments.
+            wrapper: as in `Launcher.command`.
         """
         screen = Screen(columns, rows)
         job = self._launch(

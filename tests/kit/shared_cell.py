@@ -1,4 +1,4 @@
-"""A store in this process, for several agents of a test that share one, and the cell in it."""
+"""A store in this process, shared by several agents of a test, and the cell in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aelastic.rdzv.stores.store import Store
 
 
 class SharedWorld:
-    """What the stores of one process share: cells that are always consistent, and answer unless told not to."""
+    """Shared by the stores of one process: cells that are always consistent, and answer unless a test stops that."""
 
     def __init__(self) -> None:
         self.texts: dict[str, bytes] = {}
@@ -19,7 +19,7 @@ class SharedWorld:
 
 
 class InProcessStore(Store):
-    """One run id in a shared world, as one agent uses it."""
+    """One agent's store for one run id in a shared world."""
 
     name = "a store in this process"
     own_address = endpoint_host = "127.0.0.1"  # for all agents that share it
@@ -40,7 +40,7 @@ class InProcessStore(Store):
         return text
 
     async def aclose(self) -> None:
-        """Nothing to release: the world belongs to its maker."""
+        """Does nothing: the world belongs to its creator."""
 
 
 class InProcessCell(EndpointCell):

@@ -1,7 +1,7 @@
-"""As many tests with processes run at a time as the machine has cores, whoever started them.
+"""Limits tests with processes to one per core at a time, across all test runs on the machine.
 
-A slot is a lock on a file that all processes of the machine share (flock(2)), so it is free again however its holder
-ends.  Whoever waits for one is woken by inotify(7): a holder touches its file, and the kernel closes that of a dead one.
+A slot is a lock on a file that all processes of the machine share (flock(2)), so it becomes free however its holder ends.
+inotify(7) wakes waiting processes: a holder touches its file, and the kernel closes the file of one that dies.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 from kit import inotify
 
 FOLDER = Path(tempfile.gettempdir()) / "aelastic-test-slots"
-# A test may run pytest itself: what that starts is part of the test.
+# A test may run pytest itself: the processes of that run belong to the test.
 _HELD = "TEST_SLOT_IS_HELD"
-# The kernel tells of each release.  This is for a folder that somebody has removed.
+# The kernel reports each release.  This is for a folder that somebody has removed.
 _LOOK_AGAIN_S = 5.0
 
 
@@ -27,8 +27,8 @@ class Slots:
     """The slots of this machine.
 
     Args:
-        folder: where the files are.
-        count: how many there are.
+        folder: the folder of the files.
+        count: the number of slots.
     """
 
     def __init__(self, folder: Path, count: int) -> None:
@@ -38,7 +38,7 @@ class Slots:
         self._releases.add(folder, inotify.CLOSED | inotify.ATTRIBUTES)
 
     def acquire(self) -> int:
-        """Waits for a free slot; gives its number."""
+        """Waits for a free slot; returns its number."""
         while (number := self._free_one()) is None:
             select.select([self._releases], [], [], _LOOK_AGAIN_S)
             self._releases.drain()
@@ -46,7 +46,7 @@ class Slots:
 
     def release(self, number: int) -> None:
         fcntl.flock(self._files[number], fcntl.LOCK_UN)
-        os.utime(self._files[number])  # wakes those who wait
+        os.utime(self._files[number])  # wakes waiting processes
 
     def close(self) -> None:
         for file in self._files:

@@ -1,4 +1,4 @@
-"""What this process has: children, descriptors, threads; and workers for a supervisor in it."""
+"""The children, descriptors and threads of this process, and workers for a supervisor in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def python(code: str, **spec: Any) -> WorkerSpec:
 
 
 async def until(condition: Callable[[], Any]) -> Any:
-    """Returns what the condition gives, once that is true: a state of this loop, or of another process, has no event."""
+    """Returns the value of the condition once it is true, for states of this loop or of other processes without an event."""
     pause_s = FIRST_PAUSE_S
     async with asyncio.timeout(DEADLINE_S):
         while not (answer := condition()):
@@ -29,13 +29,13 @@ async def until(condition: Callable[[], Any]) -> Any:
 
 
 def children() -> set[int]:
-    """Processes whose parent we are, dead ones included."""
+    """Child processes of this one, including dead ones."""
     table = (proc_table.process(name) for name in os.listdir("/proc") if name.isdigit())
     return {entry.pid for entry in table if entry is not None and entry.parent == os.getpid()}
 
 
 def descriptors() -> dict[int, str]:
-    """Open files by number, but for the one that lists them."""
+    """Open files by number, except the one that lists them."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:

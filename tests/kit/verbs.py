@@ -1,4 +1,4 @@
-"""Verbs, as people type them, without the start of an interpreter for each."""
+"""Commands such as `aelastic status` as people type them, without starting an interpreter for each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Said(NamedTuple):
 
 
 def verb(folder: Path, *argv: str, cwd: Path | None = None) -> Said:
-    """What one says to agents whose doors are in a folder, from there or from another."""
+    """Runs a verb against agents whose control sockets are in a folder, from that folder or another."""
     out, complaints = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True), list[str]()
     with contextlib.redirect_stdout(out), contextlib.chdir(cwd or folder):
         code = run_command(argv, {"XDG_RUNTIME_DIR": str(folder)}, GROUPS, complaints.append)
@@ -28,7 +28,7 @@ def verb(folder: Path, *argv: str, cwd: Path | None = None) -> Said:
 
 
 def told(folder: Path, *argv: str) -> dict[str, Any]:
-    """What one says as JSON."""
+    """The JSON output of a verb."""
     said = verb(folder, *argv, "--json")
     found: dict[str, Any] = json.loads(said.out)
     return found

@@ -1,7 +1,7 @@
 """A virtual clock for asyncio: when nothing is ready, time jumps to the next deadline.
 
-Certain, not merely quick: nothing runs outside the loop.  What would go to a thread runs at once, inline, and what
-the kernel has for us is asked for, without waiting, before time may jump.  So a test depends on no scheduler.
+This makes tests deterministic, not merely quick: nothing runs outside the loop.  Calls that would go to a thread run at
+once, inline, and the loop polls the kernel, without waiting, before time may jump.  So a test does not depend on a scheduler.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kit.loop_guard import as_in_a_thread
 
 
 class Deadlock(AssertionError):
-    """No task is ready and no timer is armed: all tasks would wait for ever."""
+    """No task is ready and no timer is armed: all tasks would wait forever."""
 
 
 class _JumpSelector(selectors.DefaultSelector):
@@ -40,7 +40,7 @@ class _JumpSelector(selectors.DefaultSelector):
 
 
 class VirtualClockLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock starts at 0 and costs no time."""
+    """An event loop with a virtual clock that starts at 0."""
 
     def __init__(self) -> None:
         self._jump = _JumpSelector()
@@ -50,7 +50,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         return self._jump.now
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        """Runs it now: aiofiles goes through here."""
+        """Runs it now; aiofiles uses this."""
         future = self.create_future()
         try:
             with as_in_a_thread():
@@ -61,11 +61,11 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
 
 
 class DiskHangs(BaseException):
-    """Raised by a test's function where a real one would block its thread for ever."""
+    """Raised by a test's function where a real one would block its thread forever."""
 
 
 async def _run_inline(func: Callable[..., Any], *args: Any, abandon_on_cancel: bool = False, **options: Any) -> Any:
-    """Stands in for `anyio.to_thread.run_sync`."""
+    """Replaces `anyio.to_thread.run_sync`."""
     await anyio.lowlevel.checkpoint()
     try:
         with as_in_a_thread():
@@ -76,7 +76,7 @@ async def _run_inline(func: Callable[..., Any], *args: Any, abandon_on_cancel: b
 
 
 def on_virtual_time(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Runs an asynchronous test on a loop of its own whose clock jumps."""
+    """Runs an asynchronous test on its own loop, whose clock jumps."""
 
     @functools.wraps(test)
     def run(*args: Any, **fixtures: Any) -> None:

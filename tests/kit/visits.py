@@ -1,7 +1,7 @@
-"""What a core visits to handle one event: how many steps Python takes, and how much memory these hold at most.
+"""The work of a core to handle one event: how many steps Python takes, and how much memory they hold at most.
 
-Steps are lines; a loop on one line counts as one for each turn.  What C does at once shows otherwise: a copy in the
-memory it takes, and a search for a `Name` in the steps of its comparisons.
+Steps are lines; each turn of a loop on one line is a step.  Work inside C shows in other ways: a copy in the memory that
+it takes, and a search for a `Name` in the steps of its comparisons.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aelastic.base import machine
 
 
 class Name(str):
-    """A text that is hashed and compared in Python, where it is counted."""
+    """A text that is hashed and compared in Python, so that its comparisons are counted."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ class Name(str):
 
 
 class Act(NamedTuple):
-    """An event, and the core that handles it."""
+    """An event and the core that handles it."""
 
     core: Any
     event: Any
@@ -41,7 +41,7 @@ class Visits(NamedTuple):
 
 
 def visits(act: Act) -> Visits:
-    """Handles an event, and asks for the next deadline, as a shell does."""
+    """Handles an event and reads the next deadline, as a shell does."""
     steps = 0
 
     def count(frame: FrameType, what: str, _: Any) -> Any:
@@ -68,5 +68,5 @@ def visits(act: Act) -> Visits:
 
 
 def median(of: list[Visits]) -> Visits:
-    """Of several: once in a while a table grows."""
+    """The median of several, because now and then a table grows."""
     return Visits(median_low(each.steps for each in of), median_low(each.held_bytes for each in of))

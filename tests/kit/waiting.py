@@ -1,6 +1,6 @@
-"""Waiting for what jobs do: their files change, their processes end.
+"""Waits for jobs: for changes of their files, and the end of their processes.
 
-One inotify(7) descriptor and one epoll(7) for all jobs of this process; both are there before a test counts descriptors.
+All jobs of this process share one inotify(7) descriptor and one epoll(7), which exist before a test counts descriptors.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import pytest
 from kit import inotify
 from kit.warm.kept import KeptProcess
 
-# Nothing takes this long; a machine may be slow, and a test that hangs is to say where.
+# Nothing takes this long, even on a slow machine; a test that hangs should report where.
 DEADLINE_S = float(os.environ.get("TEST_DEADLINE_S", "30"))
-# A condition on something that sends no event (a page, a state in /proc) is looked at again after ever longer pauses.
+# Conditions without an event (a page, a state in /proc) are checked again after growing pauses.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.1
 
 _CHANGES = inotify.MODIFIED | inotify.MOVED_HERE | inotify.CREATED | inotify.DELETED
 
 
 class Events:
-    """What jobs do."""
+    """The events of jobs."""
 
     def __init__(self) -> None:
         self._changes = inotify.Inotify()
@@ -36,7 +36,7 @@ class Events:
         self._watches: dict[Path, int] = {}
 
     def watch(self, folder: Path) -> None:
-        """Files in it are created, written, renamed and deleted."""
+        """Watches a folder for files that are created, written, renamed or deleted."""
         self._watches[folder] = self._changes.add(folder, _CHANGES)
 
     def unwatch(self, folder: Path) -> None:
@@ -45,7 +45,7 @@ class Events:
             self._changes.remove(number)
 
     def add(self, process: KeptProcess) -> None:
-        """It ends; nothing is left of it."""
+        """Watches for the end of a process, and of everything that it started."""
         self._processes[process.fileno()] = process
         self._epoll.register(process.fileno(), select.EPOLLIN)
 
@@ -54,7 +54,7 @@ class Events:
             self._epoll.unregister(process.fileno())
 
     def wait(self, timeout: float) -> None:
-        """Returns with the next event, or when it is time."""
+        """Returns at the next event, or after the timeout."""
         for fd, _ in self._epoll.poll(timeout):
             process = self._processes.get(fd)
             if process is None:
@@ -69,7 +69,7 @@ events = Events()
 
 
 def wait_for(what: str | Callable[[], str], condition: Callable[[], Any], limit_s: float = DEADLINE_S) -> Any:
-    """Returns what the condition gives, once that is true."""
+    """Returns the value of the condition once it is true."""
     deadline = time.monotonic() + limit_s
     pause_s = FIRST_PAUSE_S
     while not (answer := condition()):

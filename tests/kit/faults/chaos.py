@@ -1,7 +1,7 @@
-"""Jobs under fire: agents on nodes of their own, workers that die of each other (`kit.faults.star`), faults, and a look at what follows.
+"""Jobs under fire: agents on separate nodes, workers that fail together (`kit.faults.star`), faults, and their effects.
 
-A `Battlefield` is one job of three nodes on one kind of endpoint.  A fault takes a node, or the endpoint, and returns what
-undoes it.  Workers write down their steps, by which the test sees which nodes progress in which round, and since when.
+A `Battlefield` is one job of three nodes on one kind of endpoint.  A fault hits a node or the endpoint, and returns a
+function that undoes it.  Workers record their steps, so the test sees which nodes progress in which round, and since when.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENDPOINTS = ("c10d", "c10d on three", "etcd-v3", "etcd-v2", "three etcds", "stat
 LEASE_S = 3.0
 TICK_S = 0.02
 PORT, STAR_PORT = 29400, 7000
-# What workers take on top that import torch, all at once, on a machine of two cores with others at work.
+# The extra time of workers that import torch, all at once, on a busy machine with two cores.
 IMPORTS_S = 20.0
 TAIL_BYTES = 300
 
@@ -41,7 +41,7 @@ Undo = Callable[[], None]
 
 @dataclass(frozen=True)
 class Step:
-    """A step that a worker has made together with the others of its round."""
+    """A step that a worker made together with the others of its round."""
 
     at: float
     fence: int
@@ -59,12 +59,12 @@ class Battlefield:
 
     Args:
         endpoint: one of `ENDPOINTS`.
-        net: where they are.
-        nodes: where an agent runs, each.
-        endpoint_node: where etcd is; an agent's, where an agent serves the endpoint.
+        net: the network of the nodes.
+        nodes: the nodes, each with an agent.
+        endpoint_node: the node with etcd, or with the agent that serves the endpoint.
         team: the job.
         etcds: the servers of the endpoint.
-        imports_s: what workers may take to start, beyond what the others do, in seconds.
+        imports_s: how many seconds more than usual workers may take to start.
     """
 
     endpoint: str
@@ -74,9 +74,9 @@ class Battlefield:
     team: Team
     etcds: list[EtcdServer]
     imports_s: float = 0.0
-    agents: list[Agent] = field(default_factory=list[Agent])  # the last of each node
+    agents: list[Agent] = field(default_factory=list[Agent])  # the latest of each node
     places: list[int] = field(default_factory=list[int])  # nodes of all agents that were started
-    # When a worker was made to, and where.
+    # When and where the test made a worker fail.
     failed: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
 
     @property
@@ -97,7 +97,7 @@ class Battlefield:
 
     @property
     def restart(self) -> int:
-        """The restart count, as the workers were told it last."""
+        """The latest restart count that workers received."""
         return max(agent.starts[-1].restart for agent in self.agents if agent.starts)
 
     # What workers do.
@@ -116,12 +116,12 @@ class Battlefield:
         return [Step.of(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def wait_progress(self, nodes: Sequence[int], since: float, *, above: int = 0) -> None:
-        """Waits until these nodes, and they alone, step together, since some time, in a round above some fence.
+        """Waits until exactly these nodes step together.
 
         Args:
-            nodes: these.
-            since: the time, of the monotonic clock.
-            above: the fence.
+            nodes: the nodes.
+            since: count only steps after this time of the monotonic clock.
+            above: count only rounds with a higher fence.
         """
 
         def found() -> bool:
@@ -139,19 +139,18 @@ class Battlefield:
 
     @property
     def fence(self) -> int:
-        """Of the newest round that has made a step."""
+        """The fence of the newest round that has made a step."""
         return max(step.fence for index in range(3) if (step := self.last_step(index)) is not None)
 
     def assert_not_side_by_side(self) -> None:
-        """No worker has stepped beside a later round for longer than a lease, and the time that the machine took."""
+        """Fails if workers stepped beside a later round for longer than a lease and the machine's own delay."""
         agents = [agent.pid for agent in self.team.live]
         assert self._side_by_side_s() < LEASE_S + 1 + max(map(run_delay_s, agents), default=0.0), self.team.story
 
     def _side_by_side_s(self) -> float:
-        """For how long workers of an earlier round have stepped beside those of a later one, at most.
+        """The longest time for which workers of an earlier round stepped beside those of a later one.
 
-        The last step of a worker does not count: one that was frozen, or cut off from everything, finishes the step that
-        it was in when that is over.
+        Ignores the last step of a worker: one that was frozen or cut off finishes its current step afterwards.
         """
         first, last = dict[int, float](), dict[int, float]()
         for agent in self.team.agents:
@@ -217,9 +216,9 @@ class Battlefield:
         return undo
 
     def host_frozen(self, index: int) -> Undo:
-        """Its agent, its workers, and the endpoint that it serves."""
+        """Freezes its agent, its workers, and the endpoint that it serves."""
         agent = self.agents[index]
-        agent.stop()  # from now on nothing new is started
+        agent.stop()  # nothing new starts from now on
         frozen = agent.left()
         for pid in frozen:
             stand_still(pid)
@@ -231,7 +230,7 @@ class Battlefield:
         return undo
 
     def endpoints_silent(self) -> Undo:
-        """Each node reaches what it serves itself, at most."""
+        """Each node reaches at most the endpoint that it serves itself."""
         return self.net.filter(*(f"tcp {end}port {PORT} drop" for end in "sd"))
 
     def cut_off(self, index: int) -> Undo:
@@ -258,7 +257,7 @@ class Battlefield:
         return self.net.isolate(node, [other for other in others if other is not node], **ways)
 
     def agents_reset(self, index: int) -> Undo:
-        """A middlebox resets the connections of agents, and not those of workers."""
+        """A middlebox resets the connections of agents, but not those of workers."""
         return self._rejected(index, "tcp reset", *(f"tcp {end}port {STAR_PORT} accept" for end in "sd"))
 
     def all_reset(self, index: int) -> Undo:
@@ -297,7 +296,7 @@ class Battlefield:
     def etcd_restarted(self, _: int) -> Undo:
         server = self._leading_etcd
         server.kill()
-        return server.restart  # which another fault may have started meanwhile
+        return server.restart  # another fault may have started it meanwhile
 
     def etcd_frozen(self, _: int) -> Undo:
         server = self._leading_etcd
@@ -313,7 +312,7 @@ class Battlefield:
 
     @property
     def _leading_etcd(self) -> EtcdServer:
-        """Of one, that; of several, their leader."""
+        """The only etcd, or the leader of several."""
         if len(self.etcds) == 1:
             return self.etcds[0]
 
@@ -361,7 +360,7 @@ class Fault:
         return self.needs in endpoint and not (self.name == "etcd_emptied" and endpoint == "three etcds")
 
 
-LONG_S = LEASE_S + 1.0  # by then a node is missed
+LONG_S = LEASE_S + 1.0  # by then a node is lost
 FAULTS = [
     Fault("worker_killed"),
     Fault("worker_raises"),
@@ -383,7 +382,7 @@ FAULTS = [
     Fault("etcd_frozen", LONG_S, needs="etcd"),
     Fault("etcd_emptied", needs="etcd"),
 ]
-# What takes long: cuts of up to ten leases, partitions, asymmetric ones, packets that are lost everywhere, a minute's sleep.
+# Long faults: cuts of up to ten leases, partitions (also asymmetric ones), packet loss everywhere, a minute's sleep.
 LONG_FAULTS = [
     Fault("cut_off", 2 * LEASE_S),
     Fault("cut_off", 5 * LEASE_S),
@@ -409,16 +408,16 @@ def battlefield(
     coordinator: int | None = None,
     **env: str,
 ) -> Iterator[Battlefield]:
-    """A job of three nodes that step together; in the end nothing of it is left.
+    """A job of three nodes that step together; it leaves nothing behind.
 
     Args:
         launch: ends what is left of it.
         endpoint: one of `ENDPOINTS`, or `c10d apart`.
-        folder: for what etcd keeps.
-        max_restarts: of the job.
-        wrapper: of the agents.
-        coordinator: this node's agent begins alone, and so coordinates; `None`: any does.
-        env: of the workers.
+        folder: for etcd's data.
+        max_restarts: the job's `--max-restarts`.
+        wrapper: the wrapper of the agents.
+        coordinator: this node's agent begins alone, and so leads; with `None`, any agent may lead.
+        env: the environment of the workers.
     """
     with netns.opened() as net, ExitStack() as stack:
         nodes = [net.node(f"node{index}") for index in range(3)]
@@ -462,7 +461,7 @@ def battlefield(
 
 
 def serve_endpoint(net: Net, node: Node) -> str:
-    """Starts a store on a node; gives its endpoint."""
+    """Starts a store on a node; returns its endpoint."""
     popen = net.start(node, sys.executable, "-c", STORE, str(PORT))
     assert popen.stdout is not None and popen.stdout.readline()
     return f"{node.v4()}:{PORT}"

@@ -1,4 +1,4 @@
-"""What a job under fire has paid, by its agents' event logs, beside what the rule says (`kit.faults.charging`) of what was done to it."""
+"""Compares the charges of a job under fire, from its agents' event logs, with the rule in `kit.faults.charging`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from aelastic.rdzv.decisions.cause import CauseKind
 from kit.faults.chaos import LEASE_S, Battlefield, Fault
 from kit.faults.charging import EITHER, KILLED_LEAD_S, Loss, legal_charges
 
-# A busy machine's agents notice things so late.
+# How late agents on a busy machine notice events.
 LATE_S = 0.25
 HEARTBEAT_S = LEASE_S / 3 + LATE_S
-# Faults by which no node is lost.  An etcd that is back within a lease leaves its coordinator in place.
+# Faults that lose no node.  If etcd returns within a lease, the leader stays.
 HARMLESS = ("worker_killed", "worker_raises", "etcd_restarted")
-# Only these leave no doubt about which failure was heard first.
+# Only these leave no doubt about which failure was reported first.
 IN_ORDER = ("worker_killed", "worker_raises", "agent_killed")
 
 
 @dataclass(frozen=True)
 class Done:
-    """A fault that was brought about at a node, and undone, on the monotonic clock."""
+    """A fault that was injected at a node and undone, on the monotonic clock."""
 
     fault: Fault
     index: int
@@ -34,20 +34,20 @@ class Done:
 
 @dataclass
 class Round:
-    """A round as its agents have told of it."""
+    """A round as its agents logged it."""
 
     number: int
     restarts: int
-    began_at: float  # the first of them had heard of it
+    began_at: float  # when the first of them knew of it
     ranks: dict[int, int] = field(default_factory=dict[int, int])  # by node
-    named: set[int] = field(default_factory=set[int])  # whose failure has ended it, by rank
-    ended_at: float = math.inf  # that it ends for free was told first
+    named: set[int] = field(default_factory=set[int])  # ranks whose failure ended it
+    ended_at: float = math.inf  # when an agent first logged that it ends for free
 
     def charges(self, after: Round, done: Sequence[Done], failures: Sequence[float]) -> frozenset[int]:
-        """What its end may cost, which another round came after."""
+        """What its end may cost, given the round after it."""
         here = [each for each in done if each.since < after.began_at and self.began_at < each.until + 2 * LEASE_S]
         if any(each.fault.name == "all_reset" for each in here):
-            return EITHER  # workers fail by themselves, for all that can be known, and connections of agents break
+            return EITHER  # workers seem to fail by themselves, and connections of agents break
         losses = [loss for each in here for loss in self._losses(each, after)]
         return legal_charges(failures, losses, ended_at=self.ended_at, slack_s=LATE_S)
 
@@ -61,7 +61,7 @@ class Round:
                 return
             case "agent_killed":
                 yield Loss(since, done.since, done.index in self.ranks)
-            case "agent_terminated":  # it may have told of its worker's failure before, which is no victim's then
+            case "agent_terminated":  # it may have reported its worker's failure first; then that is not a victim's
                 yield Loss(since, done.since + LATE_S)
             case "agent_stopped" | "cut_off" | "mute":
                 is_lost = is_gone and done.until > after.began_at
@@ -94,12 +94,12 @@ def rounds_of(there: Battlefield) -> list[Round]:
 def _events(folder: Any) -> Iterator[dict[str, Any]]:
     for path in folder.glob("logs/*/events.jsonl"):
         for line in path.read_bytes().splitlines(keepends=True):
-            if line.endswith(b"\n"):  # the last one of an agent that was killed may be cut
+            if line.endswith(b"\n"):  # the last line of an agent that was killed may be incomplete
                 yield json.loads(line)
 
 
 def check_charges(there: Battlefield, done: Sequence[Done], since: float, what: str) -> None:
-    """Whether each round that has ended since some time has cost what the rule says, and named whom it says."""
+    """Checks that each round that ended since some time has the cost of the rule, and names the right workers."""
     for round_, after in pairwise(rounds_of(there)):
         if after.began_at < since:
             continue

@@ -1,14 +1,14 @@
-"""What the end of a round costs: an oracle that knows the true times of what went wrong, and nothing of the product's code.
+"""What the end of a round costs: an oracle that knows the true times of the faults, and none of the product's code.
 
-The rule (`docs/adr/0016-the-first-cause-is-charged.md`): charged is the first cause of a round's end, if that is a
-worker's own failure; a lost node is a cause, and free; a failure within the grace of a loss is a victim's.
+The rule (`docs/adr/0016-the-first-cause-is-charged.md`): the first cause of a round's end is charged if it is a worker's
+own failure; a lost node is a cause, but free; a failure within the grace period of a loss is a victim's.
 
-There is one legal charge but where the rule's times are not the true ones:
+There is exactly one legal charge, except where the times that the rule uses are not the true ones:
 
-- A node is lost *since it was heard last*: at most a heartbeat before it was gone.
-- A node that was silent for a while is lost, or not: that is its coordinator's to decide, within a lease.
-- What differs by less than messages and timers take (`slack_s`) may come in either order.  Where that is more than the
-  grace, victims may seem to have failed by themselves: a message does not say how long it was on its way.
+- A loss is dated back to the node's *last message*: at most a heartbeat before it was gone.
+- Whether a node that was silent for a while is lost is its leader's decision, within a lease.
+- Events that differ by less than the delay of messages and timers (`slack_s`) may appear in either order.  If that is
+  more than the grace period, victims may seem to have failed by themselves: a message does not carry its delay.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 GRACE_S = 0.3
-# A worker that was killed is noticed sooner than one that raised before it: that one may be the first.
+# A killed worker is noticed sooner than one that raised shortly before, so the killed one may appear first.
 KILLED_LEAD_S = 0.1
 FREE, CHARGED, EITHER = frozenset({0}), frozenset({1}), frozenset({0, 1})
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A node of the round that was lost, left, or whose connection broke: or may have been.
+    """A node of the round that was, or may have been, lost: it vanished, left, or its connection broke.
 
     Args:
-        since: it is dated then at the earliest.
-        until: and then at the latest.
-        is_certain: it is one.
-        excuses_until: the last failure that can be its victim, but for the grace; of a node that comes back.
+        since: the earliest time at which it may be dated.
+        until: the latest time at which it may be dated.
+        is_certain: it is certainly a loss.
+        excuses_until: the time of the last failure that can be its victim, without the grace; for a node that returns.
     """
 
     since: float = -math.inf
@@ -43,13 +43,13 @@ class Loss:
 def legal_charges(
     failures: Sequence[float], losses: Iterable[Loss], *, ended_at: float = math.inf, slack_s: float
 ) -> frozenset[int]:
-    """What a round's end may cost.
+    """What the end of a round may cost.
 
     Args:
         failures: when workers failed by themselves.
-        losses: of its nodes.
-        ended_at: when its nodes were told that it is over.
-        slack_s: what messages and timers take.
+        losses: the losses of its nodes.
+        ended_at: when its nodes were notified that it is over.
+        slack_s: the delay of messages and timers.
     """
     if not failures:
         return EITHER if slack_s > GRACE_S and any(losses) else FREE
@@ -57,7 +57,7 @@ def legal_charges(
         return FREE
     first = min(failures)
     last = max(at for at in failures if at <= first + KILLED_LEAD_S + slack_s)
-    is_either = first > ended_at - slack_s  # and had not been heard of by then
+    is_either = first > ended_at - slack_s  # and was not known by then
     for loss in losses:
         until, excuses_until = loss.until - GRACE_S, loss.excuses_until + GRACE_S
         if loss.is_certain and until < first - slack_s and last < excuses_until - slack_s:

@@ -1,10 +1,10 @@
-"""Networks for tests: nodes in network namespaces of their own, and a router between them that can cut and slow them.
+"""Networks for tests: nodes in network namespaces, and a router between them that can cut and slow their links.
 
-A namespace has no name: a process holds it, which ends with the test's, whatever becomes of that.  So nothing is left
-behind, and tests that run side by side don't meet.  iproute2 and util-linux are all that is needed.
+A namespace has no name: a process holds it and ends with the test's process, even if that crashes.  So nothing is left
+behind, and parallel tests do not meet.  This needs only iproute2 and util-linux.
 
 Each node has an address in each of its networks: 10.71.N.2 and fd00:71::N:2 in the first, 10.72.N.2 in the second.
-What is cut vanishes on its way, without an answer (a rule of the router's says `blackhole`), or as the test wants it.
+Packets on a cut link vanish without an answer (a `blackhole` rule of the router), or as the test chooses.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Node:
     """A machine of the test's network.
 
     Args:
-        number: its own, part of its addresses.
+        number: unique, and part of its addresses.
         pid: the process that holds its namespaces.
-        networks: numbers of those it is in.
-        files: what stands in its /etc, by name.
+        networks: the numbers of its networks.
+        files: files in its /etc, by name.
     """
 
     number: int
@@ -49,7 +49,7 @@ class Node:
 
     @property
     def prefix(self) -> list[str]:
-        """What a command begins with that runs there."""
+        """The beginning of a command that runs on the node."""
         words = ["nsenter", f"--target={self.pid}", "--net", "--uts", "--"]
         if not self.files:
             return words
@@ -57,7 +57,7 @@ class Node:
         return [*words, "unshare", "--mount", "sh", "-c", " && ".join([*mounts, 'exec "$@"']), "sh"]
 
     def run(self, script: str) -> None:
-        """Runs lines of shell there."""
+        """Runs lines of shell on the node."""
         _do(self.prefix, script)
 
 
@@ -66,7 +66,7 @@ class Net:
 
     Args:
         has_v4: whether nodes have IPv4 addresses.
-        has_v6: it has IPv6; else it is switched off, as in Docker's networks.
+        has_v6: whether nodes have IPv6; if not, it is switched off, as in Docker's networks.
     """
 
     def __init__(self, *, has_v4: bool = True, has_v6: bool = False) -> None:
@@ -92,10 +92,10 @@ class Net:
         """Adds a machine.
 
         Args:
-            host_name: which need not be its own.
-            networks: that it is in.
-            default_route: by which of them it reaches everything else; `None`: it doesn't.
-            files: what stands in its /etc, by name.
+            host_name: need not be unique.
+            networks: the numbers of its networks.
+            default_route: the network through which it reaches everything else; `None` if it does not.
+            files: files in its /etc, by name.
         """
         self._count += 1
         number = self._count
@@ -126,7 +126,7 @@ class Net:
             )
 
     def filter(self, *rules: str) -> Callable[[], None]:
-        """The router treats packets by rules of `nft(8)`, until what this returns is called."""
+        """Makes the router apply rules of `nft(8)` to packets; call the result to undo this."""
         if shutil.which("nft") is None:
             pytest.skip("there is no nft (Debian: nftables)")
         table = f"filter{next(self._filters)}"
@@ -136,7 +136,7 @@ class Net:
         return lambda: self._router.run(f"nft delete table ip {table}")
 
     def forward(self, address: str, node: Node) -> None:
-        """The router sends what is for an address on to a node, which does not know that address."""
+        """Makes the router forward packets for an address to a node that does not know this address."""
         if shutil.which("nft") is None:
             pytest.skip("there is no nft (Debian: nftables)")
         chain = "{ type nat hook prerouting priority -100; }"
@@ -144,7 +144,7 @@ class Net:
         self._router.run(f"nft add table ip nat\nnft 'add chain ip nat in {chain}'\nnft 'add rule ip nat in {rule}'")
 
     def slow_down(self, node: Node, rate: str) -> Callable[[], None]:
-        """Each way of a node carries so much, until what this returns is called."""
+        """Limits the rate of each link of a node, in both directions; call the result to undo this."""
         ways = [(self._router, f"n{node.number}w{network}") for network in node.networks]
         ways += [(node, f"net{network}") for network in node.networks]
         for where, device in ways:
@@ -157,7 +157,7 @@ class Net:
         return undo
 
     def pull_out(self, node: Node) -> Callable[[], None]:
-        """A node's cables are out, until what this returns is called."""
+        """Unplugs a node's cables; call the result to undo this."""
         ends = [f"n{node.number}w{network}" for network in node.networks]
         self._router.run("\n".join(f"ip link set {end} down" for end in ends))
         return lambda: self._router.run("\n".join(f"ip link set {end} up" for end in ends))
@@ -165,7 +165,7 @@ class Net:
     def isolate(
         self, node: Node, others: Sequence[Node], *, inbound: bool = True, outbound: bool = True
     ) -> Callable[[], None]:
-        """Nothing gets through to a node from some others, or the other way round, until what this returns is called."""
+        """Drops all packets to a node from some others, or the other way round; call the result to undo this."""
         pairs = [(other, node) for other in others if inbound] + [(node, other) for other in others if outbound]
         return self.filter(*(f"ip saddr {source.v4()} ip daddr {target.v4()} drop" for source, target in pairs))
 
@@ -177,11 +177,11 @@ class Net:
         return self._ending.enter_context(running(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
 
     def _new_namespace(self, host_name: str) -> int:
-        # `cat` ends when no process can write any more: at the latest with the test's own process.
+        # `cat` ends when no process can write to it any more, with the test's own process at the latest.
         script = 'hostname "$1" && ip link set lo up && echo ready && exec cat'
         popen = self._hold("unshare", "--net", "--uts", "sh", "-c", script, "sh", host_name)
         assert popen.stdout is not None and popen.stdout.readline() == b"ready\n"
-        # An IPv6 address is of use a second late, unless no test is made whether another host has it.
+        # An IPv6 address becomes usable only after a second, unless duplicate address detection is off.
         switch = (
             "echo 0 >$conf/accept_dad; echo 1 >$conf/keep_addr_on_down" if self.has_v6 else "echo 1 >$conf/disable_ipv6"
         )
@@ -195,7 +195,7 @@ class Net:
 
 @contextmanager
 def opened(*, has_v4: bool = True, has_v6: bool = False) -> Iterator[Net]:
-    """A network of the test's own; skips the test where none can be made."""
+    """Opens a network for the test; skips the test on a machine that cannot make one."""
     if reason := why_not():
         pytest.skip(f"no network of our own can be made here: {reason}")
     net = Net(has_v4=has_v4, has_v6=has_v6)
@@ -207,7 +207,7 @@ def opened(*, has_v4: bool = True, has_v6: bool = False) -> Iterator[Net]:
 
 
 def why_not() -> str:
-    """Why this machine makes no networks; empty if it does."""
+    """Why this machine cannot make networks; empty if it can."""
     missing = [name for name in ("ip", "nsenter", "unshare") if shutil.which(name) is None]
     if missing:
         return f"there is no {' and no '.join(missing)} (Debian: iproute2, util-linux)"

@@ -1,14 +1,14 @@
-"""Workers that talk to each other, and die of each other: without torch, and otherwise as those of a real job.
+"""Workers that talk to each other and fail when one of them ends, like those of a real job but without torch.
 
-A star: each rank is connected to rank 0.  A worker whose peer ends without a farewell fails 20 to 50 ms later, as with
-gloo or NCCL; a worker whose peer is silent waits.  `begin_talk()` is called once, after `say` and `rank` of the
+They form a star: each rank is connected to rank 0.  A worker whose peer ends without a farewell fails 20 to 50 ms later,
+as with gloo or NCCL; a worker whose peer is silent waits.  Call `begin_talk()` once, after `say` and `rank` of the
 launcher's preamble.
 
-The environment says more: `STAR` is the folder where rank 0 writes its port, `STAR_PORT` the port if it is to be a
-certain one.  With `STAR_TICK_S` the star steps, once each tick, all ranks or none; each worker then writes a line
-`time fence world step` into the file `progress` of its agent's folder.  With `STAR_SOLO` the ranks step alone; with
-`STAR_GLOO` a step is a barrier of torch's gloo, and a worker dies of what that raises.  With `STAR_SAVES` the ranks ask
-after each step whether to save (`aelastic.notice`), and do so together; with `STAR_SAVES=exit` they end then.
+Environment variables configure it: `STAR` is the folder where rank 0 writes its port, and `STAR_PORT` fixes that port.
+With `STAR_TICK_S` the star steps once per tick, all ranks or none; each worker then writes a line `time fence world step`
+to the file `progress` in its agent's folder.  With `STAR_SOLO` the ranks step alone; with `STAR_GLOO` a step is a barrier
+of torch's gloo, and a worker dies of its exception.  With `STAR_SAVES` the ranks ask after each step whether to save
+(`aelastic.notice`), and do so together; with `STAR_SAVES=exit` they end then.
 """
 
 STAR = """

@@ -1,4 +1,4 @@
-"""An agent that gets little of a CPU, as beside many others on a busy machine."""
+"""An agent that gets little CPU time, as on a busy machine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# A twentieth of a CPU, in turns that are longer than most of what an agent waits for.
+# A twentieth of a CPU, with pauses longer than most of the agent's waits.
 RUN_S, STOP_S = 0.0015, 0.03
 
 
 def _ran_s(pid: int) -> float:
-    """How long the threads of a process have run (the first field of `/proc/PID/task/TID/schedstat`)."""
+    """How long the threads of a process have run (first field of `/proc/PID/task/TID/schedstat`)."""
     ran_ns = 0
     for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with suppress(OSError):  # a thread that has ended
@@ -24,7 +24,7 @@ def _ran_s(pid: int) -> float:
 
 
 def _wants_to_run(pid: int) -> bool:
-    """Whether a thread of a process runs, or waits for a CPU."""
+    """Whether a thread of a process runs or waits for a CPU."""
     for path in Path(f"/proc/{pid}/task").glob("*/stat"):
         with suppress(OSError):
             if path.read_text().rpartition(")")[2].split()[0] == "R":
@@ -34,9 +34,9 @@ def _wants_to_run(pid: int) -> bool:
 
 @contextmanager
 def starved(pid: int) -> Iterator[None]:
-    """The process stands still most of the time; what it has started does not.
+    """Keeps a process stopped most of the time, but not the processes that it started.
 
-    Its turn lasts until it has run, or has nothing to do: on a busy machine it would get nothing at all in a fixed time.
+    Its turn lasts until it has run or has nothing to do: on a busy machine a turn of fixed length might give it nothing.
     """
     is_over = threading.Event()
 
@@ -54,7 +54,7 @@ def starved(pid: int) -> Iterator[None]:
                 time.sleep(STOP_S)
                 run_for_a_turn()
         except ProcessLookupError:
-            pass  # it has ended, and its status was taken
+            pass  # it has ended, and its status has been collected
 
     turns = threading.Thread(target=take_turns)
     turns.start()

@@ -1,4 +1,4 @@
-"""The rules of the log, each broken on purpose, and a kind of world in which a search has to notice it."""
+"""The rules of the log, each broken on purpose, with a kind of world in which a search must notice it."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from kit.log_search.world import Move, Setup
 Where = tuple[ModuleType, str]
 
 
-# Moves that fail to come make what is known differ from node to node.
+# When these moves are rare, nodes differ in what they know.
 RARE_WRITES = {
     "status": 4, "plan": 3, "closed at leader": 4, "closed at follower": 4, "lease passes": 0.001, "campaign": 0.3,
     "end": 0.3, "lock": 0.3, "write": 0.3, "reset": 0.2, "end by reset": 0.2,
 }  # fmt: skip
-# The second round is committed by a and b; neither c nor the endpoint has heard of it.
+# The second round is committed by a and b; neither c nor the endpoint knows it.
 BEHIND: tuple[Move, ...] = (
     ("establish", "a"), ("propose", "a", "b", "c"), ("send", "a", "b"), ("plan", "b"), ("status", "b", "a"),
     ("send", "a", "c"), ("lease passes", "c"), ("commit", "a"),
 )  # fmt: skip
 # Then b campaigns, and c answers.
 BEHIND_B = (*BEHIND, ("campaign", "b", "next"), ("connect", "c", "b"), ("status", "c", "b"))
-# Of two nodes and a spare that became a voter, only the spare is left; new agents have found the others replaced.
+# Of two nodes and a spare that became a voter, only the spare is left; new agents replaced the others.
 SPARE_IS_LEFT: tuple[Move, ...] = (
     ("connect", "s", "a"), ("status", "s", "a"), ("establish", "a"), ("propose", "a", "b", "s"), ("send", "a", "b"),
     ("send", "a", "s"), ("plan", "b"), ("plan", "s"), ("status", "b", "a"), ("commit", "a"), ("send", "a", "s"),
     ("plan", "s"), ("end by reset", "a"), ("end by reset", "b"), ("replace", "a"), ("replace", "b"),
 )  # fmt: skip
-# The second round, of a term that the endpoint never heard of, is known only to nodes that were replaced.
+# Only nodes that were replaced know the second round, of a term that never reached the endpoint.
 LOST_TERM: tuple[Move, ...] = (
     ("campaign", "b", "next"), ("connect", "a", "b"), ("status", "a", "b"), ("establish", "b"), ("propose", "b", "a"),
     ("send", "b", "a"), ("plan", "a"), ("status", "a", "b"), ("commit", "b"), ("end by reset", "a"),
     ("end by reset", "b"), ("replace", "a"), ("replace", "b"), ("campaign", "n0", "clock"), ("campaign", "n0", "clock"),
     ("campaign", "n0", "clock"),
 )  # fmt: skip
-# The third round has one voter, a, which has committed a fourth one.  b knows that by its id.
+# The third round has one voter, a, which has committed a fourth one.  b knows that only by its id.
 ONLY_ID: tuple[Move, ...] = (
     ("establish", "a"), ("propose", "a", "b"), ("send", "a", "b"), ("plan", "b"), ("status", "b", "a"), ("commit", "a"),
     ("establish", "a"), ("propose", "a"), ("send", "a", "b"), ("plan", "b"), ("status", "b", "a"), ("commit", "a"),
     ("establish", "a"), ("propose", "a"), ("send", "a", "b"), ("commit", "a"), ("send", "a", "b"), ("plan", "b"),
     ("campaign", "b", "clock"), ("lock", "b", 0),
 )  # fmt: skip
-# The same, and a spare has read a plan of a and its end.
+# The same, but a spare has read a plan of a, and the end of a's connection.
 SPARE_READS_END: tuple[Move, ...] = (
     ("connect", "s", "a"), ("status", "s", "a"), ("establish", "a"), ("propose", "a", "b", "c"), ("send", "a", "b"),
     ("send", "a", "c"), ("send", "a", "s"), ("plan", "b"), ("plan", "s"), ("status", "b", "a"), ("lease passes", "c"),
@@ -65,7 +65,7 @@ SECOND_LOG: tuple[Move, ...] = (
     ("forget", 0), ("establish", "a"), ("campaign", "s", "clock"), ("lock", "s", 0), ("establish", "s"), ("propose", "s"),
     ("write", "s", 0), ("commit", "s"), ("campaign", "a", "high"), ("lock", "a", 0),
 )  # fmt: skip
-# The endpoint forgets, and a new agent hears from one of the nodes that live.
+# The endpoint forgets, and a new agent receives a status from one of the living nodes.
 HEARD: tuple[Move, ...] = (
     ("forget", 0), ("campaign", "s", "clock"), ("connect", "b", "s"), ("status", "b", "s"), ("lock", "s", 0),
 )  # fmt: skip
@@ -73,15 +73,15 @@ HEARD: tuple[Move, ...] = (
 
 @dataclass(frozen=True)
 class Break:
-    """A rule that is replaced by another.
+    """A rule that is replaced by a wrong one.
 
     Args:
-        rule: the function that keeps it.
-        seed: of a walk that notices it.
-        beginning: moves that come first, where a walk would take long to get there.
-        weights: of kinds of moves.
-        is_live: it is noticed because the job does not continue.
-        also: what keeps the same rule in another phase.
+        rule: the function that implements it.
+        seed: the seed of a walk that notices the break.
+        beginning: first moves, if a walk would take long to reach that state.
+        weights: weights of kinds of moves.
+        is_live: the break shows because the job does not continue.
+        also: the function that implements the same rule in another phase.
     """
 
     name: str
@@ -168,7 +168,7 @@ def _all_failures(parent: entries.Entry, failures: tuple[str, ...]) -> tuple[str
 
 
 def _open_ones_with_a_plan(of: Leader) -> bool:
-    """Those that were sent no plan in this term are not waited for, though they have read one of an earlier term."""
+    """Does not wait for followers without a plan in this term, even if they have read a plan of an earlier term."""
     sent = {name for name, each in of.followers.items() if each.status.term == of.node.term}
     return all(each.has_plan for name, each in of.followers.items() if each.is_open and name in sent)
 

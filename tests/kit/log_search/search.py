@@ -1,4 +1,4 @@
-"""Searches the worlds of `world`: breadth first, or by random walks, whose failing path is shrunk and printed.
+"""Searches the worlds of `world`, breadth first or by random walks; shrinks and prints a failing path.
 
 PYTHONPATH=.:tests python -m kit.log_search.search          the design, in all its setups, until it is interrupted
 PYTHONPATH=.:tests python -m kit.log_search.search half     first seeds that notice one broken rule
@@ -31,12 +31,12 @@ WEIGHTS = {
     "fail": 0.1, "connect": 1.5, "status": 1.5, "commit": 3, "establish": 2, "end the job": 0.1,
 }  # fmt: skip
 MOVES_MAX = 80  # of a walk
-# A quiet period is tried after one move of so many.
+# The search tries a quiet period after one in this many moves.
 QUIET_EVERY = 20
 
 
 class FoundError(AssertionError):
-    """A path to what must not happen."""
+    """A path that breaks an invariant."""
 
     def __init__(self, why: str, setup: Setup, path: Sequence[Move]) -> None:
         self.why, self.path = why, path
@@ -56,12 +56,12 @@ def walk(
     """Makes one random walk; returns its length.
 
     Args:
-        beginning: moves that come first, but for those that are not possible.
-        weights: of kinds of moves, where they are not those of `WEIGHTS`.
-        is_live: looks also for a job that does not continue.
+        beginning: first moves; skips those that are not possible.
+        weights: weights of kinds of moves that differ from `WEIGHTS`.
+        is_live: also look for a job that does not continue.
 
     Raises:
-        FoundError: it met what must not happen.
+        FoundError: an invariant does not hold.
     """
     rng = random.Random(seed)
     weighed = {**WEIGHTS, **(weights or {})}
@@ -91,7 +91,7 @@ def walk(
 
 
 def breadth_first(setup: Setup, states_max: int, seed: int = 1) -> int:
-    """Looks at all worlds, the nearest first; returns how many."""
+    """Visits all worlds, nearest first; returns how many."""
     rng = random.Random(seed)
     first = begin(setup)
     seen, frontier = {hash(first)}, [(first, _Link())]
@@ -115,7 +115,7 @@ def breadth_first(setup: Setup, states_max: int, seed: int = 1) -> int:
 
 
 class _Link:
-    """The last move of a path; paths share their beginnings."""
+    """The last move of a path; paths share beginnings."""
 
     __slots__ = ("before", "move")
 
@@ -132,7 +132,7 @@ class _Link:
 
 
 def shrunk(setup: Setup, path: list[Move]) -> list[Move]:
-    """The path without moves that it does not need."""
+    """The path without the moves that it does not need."""
     place = 0
     while place < len(path):
         shorter = path[:place] + path[place + 1 :]
@@ -155,11 +155,11 @@ def _breaks(setup: Setup, path: list[Move]) -> bool:
     return False
 
 
-# Progress: in a quiet period one node campaigns, all is delivered, and one more entry is committed.
+# Progress: in a quiet period one node campaigns, all messages arrive, and one more entry is committed.
 
 
 def dead_end(world: World) -> str:
-    """Why the job does not continue though a quorum lives; "" if it does, or none lives."""
+    """Why the job does not continue though a quorum is alive; empty if it does, or without a quorum."""
     if len(world.logs) != 1:
         return ""
     [log] = world.logs.values()
@@ -183,11 +183,11 @@ def dead_end(world: World) -> str:
 
 
 def stuck_after(world: World, name: str, *, has_endpoints: bool) -> World | None:
-    """Where a quiet period ends in which one node campaigns; `None`: another entry was committed."""
+    """The world after a quiet period in which one node campaigns; `None` if another entry was committed."""
     world = deliver_all(world)
     if name not in world.agents:
         return None
-    kind = "clock" if world.setup.is_founding else "high"  # a log that is being founded needs that
+    kind = "clock" if world.setup.is_founding else "high"  # needed to found a log
     world = _each(must(do(world, ("campaign", name, kind))), "connect", leader=name)
     while True:
         world = _exchanged(world, name)
@@ -213,7 +213,7 @@ def stuck_after(world: World, name: str, *, has_endpoints: bool) -> World | None
 
 
 def _each(world: World, kind: str, *first: str, leader: str = "") -> World:
-    """The world after all moves of a kind that are possible now."""
+    """The world after all currently possible moves of a kind."""
     for move in moves(world):
         if move[: 1 + len(first)] == (kind, *first) and move[-1] == (leader or move[-1]):
             world = must(do(world, move))
@@ -240,7 +240,7 @@ def _is_over(world: World, name: str) -> bool:
 
 
 def _exchanged(world: World, name: str) -> World:
-    """The world after all plans of a leader, and the answers."""
+    """The world after all plans of a leader and their answers."""
     world = deliver_all(world)
     while (after := deliver_all(_each(world, "send", name))) != world:
         world = after
@@ -248,14 +248,14 @@ def _exchanged(world: World, name: str) -> World:
 
 
 def has_quorum(world: World, *, has_endpoints: bool) -> bool:
-    """Whether a quorum lives of the newest configuration that a living one knows, and of each committed after it."""
+    """Whether the newest configuration that a living node knows, and each committed after it, has a living quorum."""
     [log] = world.logs.values()
     known = [order(node_of(agent).committed) for agent in world.agents.values()]
     known += [order(cell.committed) for cell in world.cells if cell and has_endpoints]
-    # A recovery may have replaced an entry that a living one knows by its id.
+    # A recovery may have replaced an entry that a living node knows by its id.
     last = max((each for each in known if each in {*map(order, log)}), default=order(None))
     if last == order(None) and not has_endpoints:
-        return False  # they decide how a log begins
+        return False  # the endpoints decide how a log begins
     for entry in log:
         if order(entry) < last:
             continue

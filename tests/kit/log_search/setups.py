@@ -1,4 +1,4 @@
-"""The worlds that the search looks at.  No rule is broken in them, so nothing may be found."""
+"""The worlds to search.  No rule is broken in them, so the search must find nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WALKS = {
     ),
 }
 
-# Random walks after these moves: of an entry, those that have it whole were replaced before the endpoint heard of it.
+# Random walks after these moves: all nodes with a whole entry were replaced before it reached the endpoint.
 LOST: dict[str, tuple[Setup, tuple[Move, ...]]] = {
     "known to a spare by its id": (
         Setup(nodes=2, spares=2, ends=1, ends_by_reset=2, resets=1, agents=2),
@@ -49,7 +49,7 @@ LOST: dict[str, tuple[Setup, tuple[Move, ...]]] = {
     ),
 }  # fmt: skip
 
-# All states, the nearest first, within a bound.
+# All states up to a bound, nearest first.
 STATES = {
     "two nodes": Setup(nodes=2, ends=2, campaigns=2, positions=3),
     "three nodes": Setup(ends=2, campaigns=2, positions=3),

@@ -1,10 +1,11 @@
-"""A world of nodes and endpoints around the functions of `aelastic.rdzv.log`: what may happen next, and what must never.
+"""A world of nodes and endpoints around the functions of `aelastic.rdzv.log`: possible next moves, and invariants.
 
-A world is immutable.  `moves` lists what may happen, in any order: a campaign, a message that arrives, a write, an end, a
-reset, an endpoint that forgets.  What is not delivered simply does not happen: a frozen node, a cut link, a silent
-endpoint need no moves of their own.  Nor does time: a lease may pass at any moment, so any node may campaign at any.
+A world is immutable.  `moves` lists everything that may happen, in any order: a campaign, a message that arrives, a write,
+an end, a reset, an endpoint that forgets.  A message that is not delivered is a move that is not made, so a frozen node, a
+cut link or a silent endpoint needs no move of its own.  Neither does time: a lease may pass at any moment, so any node may
+campaign at any moment.
 
-A connection holds one status and one plan on their way, each replaced by the next one, and how each direction ends.
+A connection holds one status and one plan in transit, each replaced by the next one, and how each direction ends.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ Agent: TypeAlias = Node | Leader
 
 
 class BrokenPromiseError(AssertionError):
-    """What must never happen has happened."""
+    """An invariant does not hold."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a world begins with, and how many faults of each kind it may see.
+    """The beginning of a world, and the maximum number of faults of each kind.
 
     Args:
-        nodes: that begin in a round, the first one leading; 0: all are new, and the endpoints are empty.
-        spares: new agents that are there from the beginning.
-        endpoints: with several of them they decide alone.
-        voters_max: of a round; its other members have no vote.
-        positions: entries of a log.
-        agents: new ones, each of which takes the place of one that ended.
-        is_founding: candidates may begin a new log where the endpoint is empty.
+        nodes: how many nodes begin in a round, led by the first; with 0, all are new, and the endpoints are empty.
+        spares: new agents that exist from the beginning.
+        endpoints: several endpoints decide without the nodes.
+        voters_max: the voters of a round; its other members have no vote.
+        positions: the entries of a log.
+        agents: new agents, each of which replaces one that ended.
+        is_founding: candidates may begin a new log if the endpoint is empty.
     """
 
     nodes: int = 3
@@ -70,10 +71,10 @@ class Link(Record):
     """A connection of a follower to its leader.
 
     Args:
-        status, plan: on their way.
-        up_close, down_close: how it ends for the leader, and for the follower, after what is on its way.
-        is_new: the leader has read no status on it.
-        is_read: the leader has not read its end.
+        status, plan: the messages in transit.
+        up_close, down_close: how it ends for the leader and for the follower, after the messages in transit.
+        is_new: the leader has not read a status on it yet.
+        is_read: the leader has not read its end yet.
     """
 
     status: Status | None = None
@@ -85,7 +86,7 @@ class Link(Record):
 
 
 class Left(Record):
-    """Faults that may still come."""
+    """The faults that may still happen."""
 
     campaigns: int
     ends: int
@@ -103,13 +104,13 @@ class World(Record):
     """Everything at one moment.
 
     Args:
-        agents: those that live.
-        links: by follower and leader.
-        logs: the committed entries of each.
-        newest: of all entries that were ever committed, as (term, number).
+        agents: the living agents.
+        links: connections, by follower and leader.
+        logs: the committed entries of each log.
+        newest: the newest entry ever committed, as (term, number).
         ran: the newest round that each node took part in.
-        gone: nodes that ended, and whose slots are free.
-        words: how many incarnations and names were made up.
+        gone: nodes that ended and whose slots are free.
+        words: how many incarnations and names were generated.
     """
 
     setup: Setup
@@ -149,7 +150,7 @@ def begin(setup: Setup) -> World:
     agents |= {name: Node(name, 1, committed=first if name in voters or not voters else first.id) for name in names}
     full = tuple(Cell(word, first.log, 1, "", 0, first) for word in incarnations)
     world = empty.replace(agents=agents, cells=full, logs={first.log: (first,)}, newest=order(first))
-    # Its first leader, whom all follow.
+    # Its first leader, which all follow.
     beginning: list[Move] = [("campaign", "a", "next")]
     beginning += [("connect", name, "a") for name in names[1:]]
     beginning += [("status", name, "a") for name in names[1:]]
@@ -165,7 +166,7 @@ def must(world: World | None) -> World:
     return world
 
 
-# What may happen next.
+# Possible next moves.
 
 
 def moves(world: World) -> list[Move]:
@@ -300,7 +301,7 @@ class Draft:
         return agent
 
     def change(self, key: tuple[str, str], **changes: object) -> None:
-        """Changes a link, and drops it when neither end needs it."""
+        """Changes a link, and drops it once neither end needs it."""
         link = self.links[key] = self.links[key].replace(**changes)
         is_followed = key[0] in self.agents and node_of(self.agents[key[0]]).leader == key[1]
         if not link.is_read and not is_followed:
@@ -314,7 +315,7 @@ class Draft:
             self.links[key] = self.links[key].replace(status=following.status_of(node))
 
     def say_farewell(self, name: str) -> None:
-        """A node stops following, or leading."""
+        """A node stops following or leading."""
         agent = self.agents[name]
         leader = node_of(agent).leader
         connected = [key[0] for key in self.links if key[1] == name and isinstance(agent, Leader)]
@@ -343,7 +344,7 @@ class Draft:
 
 
 def do(world: World, move: Move) -> World | None:
-    """The world after a move; `None`: it can't be made now."""
+    """The world after a move; `None` if the move is not possible now."""
     return MOVES[str(move[0])](world, *move[1:])
 
 
@@ -428,14 +429,14 @@ def _plan(world: World, name: str) -> World:
 
 
 def _having_run(world: World, agent: Agent) -> dict[str, tuple[int, int]]:
-    """Notes that a node takes part in the round that it knows to be committed."""
+    """Records that a node takes part in the newest round that it knows is committed."""
     node = node_of(agent)
     if not isinstance(node.committed, Entry) or node.name not in node.committed.members:
         return world.ran
     last, now = world.ran.get(node.name, (-1, -1)), order(node.committed)
     held = (order(entry) for each in world.agents.values() for entry in whole_entries_of(node_of(each)))
     if now < last and last not in held:
-        return world.ran  # a recovery: nobody has that entry any more, and the node runs no older round
+        return world.ran  # a recovery: no node has that entry any more, and this node runs no older round
     if now < last:
         raise BrokenPromiseError(f"{node.name} takes part in a round {now} after {last}")
     return {**world.ran, node.name: now}
@@ -449,7 +450,7 @@ def _closed_at_follower(world: World, name: str) -> World:
     close = world.links[key].down_close
     assert close
     draft.agents[name] = following.on_leader_closed(agent, close)
-    # It reads the end, and closes its own: what it had sent arrives, if the leader still reads.
+    # It reads the end and closes its own side: messages that it has sent arrive if the leader still reads.
     draft.change(key, up_close=world.links[key].up_close or close)
     return draft.done()
 
@@ -484,7 +485,7 @@ def _write(world: World, name: str, endpoint: int) -> World:
     draft = Draft(world)
     leader, cell = draft.leader(name), world.cells[endpoint]
     assert cell
-    written = leading.cell_for(leader, cell).replace(renewals=0)  # of no use here
+    written = leading.cell_for(leader, cell).replace(renewals=0)  # not needed here
     draft.cells[endpoint] = written
     draft.agents[name] = leading.on_cell_written(leader, endpoint, written)
     return draft.done()
@@ -578,7 +579,7 @@ def _replace(world: World, name: str) -> World:
 
 
 def _join_anew(world: World, name: str) -> World:
-    """An agent gives up its log: its node is gone, and it joins under another name."""
+    """An agent gives up its log: its node is gone, and it joins under a new name."""
     draft = Draft(world)
     draft.cut(name, following.close_of_living_node())
     new = f"n{world.words}"
@@ -613,7 +614,7 @@ MOVES: dict[str, Callable[..., World | None]] = {
 
 
 def deliver_all(world: World) -> World:
-    """The world when all messages that are on their way have arrived."""
+    """The world after all messages in transit have arrived."""
     while move := next(_deliveries(world), None):
         after = do(world, move)
         assert after is not None
@@ -621,14 +622,14 @@ def deliver_all(world: World) -> World:
     return world
 
 
-# What must never happen.
+# The invariants.
 
 
 def with_committed(world: World, leader: Leader, entry: Entry) -> World:
-    """The world after a leader has counted an entry as committed.
+    """The world after a leader commits an entry.
 
     Raises:
-        BrokenPromiseError: it must not have.
+        BrokenPromiseError: the leader must not commit it.
     """
     log = world.logs.get(entry.log, ())
     place = entry.number - 1
@@ -637,7 +638,7 @@ def with_committed(world: World, leader: Leader, entry: Entry) -> World:
             return world
         _check_second(world, log, entry)
         log = log[:place]
-    # Recovery may adopt an entry that is older than one that only ended nodes knew.
+    # Recovery may adopt an entry that is older than one known only to nodes that have ended.
     is_recovered = leader.mandate is Mandate.RECOVERY and entry.term < leader.node.term
     if order(entry) <= world.newest and entry.log in world.logs and not is_recovered:
         raise BrokenPromiseError(f"{told(entry)} is not newer than {world.newest}")
@@ -655,7 +656,7 @@ def with_committed(world: World, leader: Leader, entry: Entry) -> World:
 
 
 def _check_second(world: World, log: tuple[Entry, ...], entry: Entry) -> None:
-    """Recovery may forget an entry: one that no node which lives knows and takes part in."""
+    """Recovery may drop only an entry that no living node knows and takes part in."""
     place = entry.number - 1
     nodes = [node_of(agent) for agent in world.agents.values()]
     later = {each.id for each in log[place:]}

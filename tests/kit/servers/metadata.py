@@ -1,4 +1,4 @@
-"""A cloud's metadata service, as an instance asks it: by the documented paths and headers."""
+"""A cloud's metadata service for an instance, with the documented paths and headers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-# An instance that is to go is given this long.
+# How long an instance has until it is shut down.
 LEFT = timedelta(hours=1)
 
 
 class Metadata(ThreadingHTTPServer):
-    """One of `aws`, `google`, `azure`; any other cloud knows nothing.
+    """The service of `aws`, `google` or `azure`; for any other cloud it knows nothing.
 
-    `state` says whether the instance is to go (`notice`) or not (`nothing`), or how the service fails: `garbage`, `slow`.
+    `state` is whether the instance will be shut down (`notice`) or not (`nothing`), or how the service fails: `garbage`,
+    `slow`.
 
     Args:
-        tags: of the instance, without `training-`.
+        tags: the instance's tags, without `training-`.
     """
 
     daemon_threads = True
@@ -37,7 +38,7 @@ class Metadata(ThreadingHTTPServer):
         with self:
             threading.Thread(target=self.serve_forever, args=[0.02], daemon=True).start()
             yield
-            self.state = "notice"  # what still waits for one ends
+            self.state = "notice"  # so that requests that wait for a notice end
             self.shutdown()
 
     def answer(self, method: str, path: str, headers: Any) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""Name servers of a test's network, which fall silent when the test wants it, and what nodes need to ask them."""
+"""Name servers of a test's network, which fall silent on demand, and the files that nodes need to use them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kit.faults.netns import Net, Node
 
-# Answers for the names in a file (RFC 1035, section 4.1), as long as there is one; the file is read for each question.
+# Answers for the names in a file (RFC 1035, section 4.1) while the file exists; it is read again for each question.
 PROGRAM = """
 import ipaddress, pathlib, socket, struct, sys
 
@@ -42,15 +42,15 @@ class NameServer:
     """A name server on a node of its own.
 
     Args:
-        node: where it is.
-        names: what it knows, a name and its address on each line; it answers while the file is there.
+        node: its node.
+        names: the file of known names, with a name and its address on each line; it answers while the file exists.
     """
 
     node: Node
     names: Path
 
     def learn(self, addresses: Mapping[str, str]) -> None:
-        """Answers with these addresses, too, by name."""
+        """Also answers with these addresses, by name."""
         known = dict(line.split() for line in self.names.read_text().splitlines()) if self.names.exists() else {}
         lines = [f"{name} {address}\n" for name, address in {**known, **addresses}.items()]
         new = self.names.with_suffix(".new")
@@ -63,7 +63,7 @@ class NameServer:
 
 
 def name_server(net: Net, folder: Path) -> NameServer:
-    """Starts a name server, which is silent until it knows something."""
+    """Starts a name server, which is silent until it knows a name."""
     node = net.node("names")
     names = folder / f"names-{node.number}"
     popen = net.start(node, sys.executable, "-c", PROGRAM, node.v4(), str(names))
@@ -72,12 +72,12 @@ def name_server(net: Net, folder: Path) -> NameServer:
 
 
 def files_of(servers: Sequence[NameServer], folder: Path, options: str = "") -> dict[str, Path]:
-    """The /etc of a node that asks these name servers, one after the other, and knows no name itself.
+    """The /etc files of a node that asks these name servers in order, and knows no name itself.
 
     Args:
         servers: at most three.
         folder: for the files.
-        options: of the resolver, as resolv.conf(5) has them.
+        options: resolver options, as in resolv.conf(5).
     """
     lines = [*(f"nameserver {server.node.v4()}" for server in servers), f"options {options}"]
     contents = {

@@ -1,4 +1,4 @@
-"""Programs that may be at an endpoint and are no store: they answer whatever comes with the same bytes, or nothing."""
+"""Programs other than a store that may be at an endpoint: they answer every request with the same bytes, or not at all."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @contextmanager
 def silent() -> Iterator[socket.socket]:
-    """A port that accepts connections, and says nothing."""
+    """A port that accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         yield sock
 
 
 @contextmanager
 def answering(data: bytes) -> Iterator[int]:
-    """A port that answers whatever it is told with the same, and hangs up."""
+    """A port that answers every request with the same data, and hangs up."""
 
     def run() -> None:
         while True:
@@ -26,7 +26,7 @@ def answering(data: bytes) -> Iterator[int]:
                 connection, _ = server.accept()
             except OSError:
                 return  # closed
-            with connection, suppress(OSError):  # a probe says nothing
+            with connection, suppress(OSError):  # a probe sends nothing
                 connection.settimeout(5)
                 connection.recv(4096)
                 connection.sendall(data)
@@ -44,7 +44,7 @@ def answering(data: bytes) -> Iterator[int]:
 
 @contextmanager
 def http_server(status: int = 200, body: bytes = b"", name: str = "Canned/1") -> Iterator[int]:
-    """The port of an HTTP server that says one thing only."""
+    """The port of an HTTP server with a single answer."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

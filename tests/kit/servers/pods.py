@@ -1,9 +1,9 @@
-"""Pods of a manifest in `deploy/kubernetes`, emulated: there is no cluster.
+"""Emulates the pods of a manifest in `deploy/kubernetes`, without a cluster.
 
-A pod is a network namespace with a host name and an address.  What the kubelet and the controllers do for a pod is done
-here: the command and the environment of the manifest, `$(NAME)` replaced in it, the variables that a controller adds,
-names in the headless service's DNS (a hosts file that all pods see), preStop, SIGTERM, and SIGKILL to all of a pod.
-Images, cgroups, volumes and security contexts are not emulated.
+A pod is a network namespace with a host name and an address.  This module does the work of the kubelet and the controllers
+for a pod: the manifest's command and environment with `$(NAME)` expanded, the variables that a controller adds, names in
+the headless service's DNS (a hosts file that all pods see), preStop, SIGTERM, and SIGKILL to the whole pod.  It does not
+emulate images, cgroups, volumes or security contexts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCHEMAS = json.loads(Path(__file__).with_name("kubernetes_schemas.json").read_te
 MANIFESTS = Path(__file__).parents[3] / "deploy" / "kubernetes"
 PODS = 4
 UID = "7c1c3f0e-6d3b-4f6e-9a55-0d3f2e6a1b11"
-# What stands for what is not there: devices to count, and the image's files.
+# Replacements for resources that are missing here: devices to count, and the image's files.
 ARGUMENTS = {"--nproc-per-node=auto": "--nproc-per-node=1"}
 
 
@@ -43,7 +43,7 @@ def manifest(name: str) -> list[dict[str, Any]]:
 
 
 def problems(thing: dict[str, Any]) -> list[str]:
-    """What the API server would say against an object."""
+    """The API server's objections to an object."""
     schema = {**SCHEMAS["kinds"][thing["kind"]], "$defs": SCHEMAS["$defs"]}
     return [f"{each.json_path}: {each.message}" for each in jsonschema.Draft202012Validator(schema).iter_errors(thing)]
 
@@ -57,7 +57,7 @@ def pod_template(thing: Any) -> dict[str, Any] | None:
 
 
 def dns_name(kind: str, index: int) -> str:
-    """What the others call a pod."""
+    """The name by which others reach a pod."""
     names = {
         "Job": f"train-{index}.train",
         "JobSet": f"train-node-0-{index}.train",
@@ -68,7 +68,7 @@ def dns_name(kind: str, index: int) -> str:
 
 
 def injected(kind: str, index: int) -> dict[str, str]:
-    """What the controllers add to a pod's environment.
+    """The variables that controllers add to a pod's environment.
 
     Indexed jobs: Kubernetes' documentation of completionMode.  PyTorchJob: `pkg/controller.v1/pytorch/elastic.go` of
     the Training Operator 1.9.  Trainer: `pkg/runtime/framework/plugins/torch/torch.go`, 2.2.
@@ -87,7 +87,7 @@ def injected(kind: str, index: int) -> dict[str, str]:
     return env
 
 
-# A worker that says when it talks to the others: one that ends before that is waited for by them.
+# A worker that reports when it talks to the others, which would wait for one that ended before that.
 TALKS = WORKER.replace("begin_talk()\nrest()", "begin_talk()\nis_connected.wait(20)\nsay('talks', rank)\nrest()")
 
 
@@ -104,9 +104,9 @@ class Cluster(Team):
 
     Args:
         launcher: ends what is left of them.
-        net: where they are.
-        name: of the manifest.
-        has_dns: pods have their names from the beginning.
+        net: the pods' network.
+        name: the name of the manifest.
+        has_dns: pods have DNS names from the beginning.
     """
 
     def __init__(self, launcher: Launcher, net: Net, name: str, *, worker: str = TALKS, has_dns: bool = True) -> None:
@@ -128,7 +128,7 @@ class Cluster(Team):
         self._nodes: dict[str, Node] = {}
 
     def start_pod(self, index: int) -> Agent:
-        """A pod with this index, as the controllers and a kubelet start it: with a new address each time."""
+        """Starts the pod with this index as the controllers and a kubelet do, with a new address each time."""
         dns = dns_name(self.kind, index)
         node = self._net.node(dns.partition(".")[0], files={"hosts": self._hosts, "nsswitch.conf": self._switch})
         self._addresses[dns] = node.v4()
@@ -164,13 +164,13 @@ class Cluster(Team):
         super().finish(round_)
 
     def publish(self) -> None:
-        """From now on the DNS has the names of all pods that were started."""
+        """Adds the names of all started pods to the DNS, from now on."""
         self._has_dns = True
         names = [f"{address} {dns}" for dns, address in self._addresses.items()]
         self._hosts.write_text("\n".join(["127.0.0.1 localhost", *names, ""]))
 
     def delete(self, pod: Agent) -> None:
-        """As kubelet ends a pod that is deleted or evicted: preStop, SIGTERM to the container's process."""
+        """Ends a pod as the kubelet does on deletion or eviction: preStop, then SIGTERM to the container's process."""
         command = self.container["lifecycle"]["preStop"]["exec"]["command"]
         words = [sys.executable, *(["-m"] if command[0] == "aelastic" else []), *command[command[0] == "python" :]]
         env = {**os.environ, "XDG_RUNTIME_DIR": str(pod.folder)}
@@ -180,20 +180,20 @@ class Cluster(Team):
             text=True,
             check=False,
             env=env,
-            cwd=pod.folder,  # as the container's
+            cwd=pod.folder,  # like the container's
         )
         assert done.returncode == 0, f"preStop: {done.stderr}\n{pod.story}"
         pod.signal(signal.SIGTERM)
 
     @staticmethod
     def lose(pod: Agent) -> None:
-        """The pod's machine is gone: all of its processes at once, without a word."""
+        """Makes the pod's machine vanish: all of its processes at once, silently."""
         pod.kill_all()
-        pod.tmp.mkdir()  # empty, as its end is looked at
+        pod.tmp.mkdir()  # empty, because the test checks it at the end
 
 
 def _mounted(folder: Path) -> Path:
-    """A Secret, as the kubelet mounts it: links to a file of root's that the pod's group can read."""
+    """A Secret as the kubelet mounts it: links to a file that root owns and the pod's group can read."""
     if not folder.exists():
         (folder / "..1").mkdir(parents=True)
         (folder / "..1" / "secret").write_text("a secret of the tests, in one line")
@@ -204,10 +204,10 @@ def _mounted(folder: Path) -> Path:
 
 
 def _field(variable: dict[str, Any]) -> str:
-    """What the kubelet has for a field of the pod: the names of the TrainJob and its JobSet are one."""
+    """The kubelet's value for a field of the pod; the TrainJob and its JobSet have the same name."""
     return "llm" if "jobset-name" in str(variable["valueFrom"]) else UID
 
 
 def _expanded(word: str, env: Mapping[str, str]) -> str:
-    """`$(NAME)` as the kubelet replaces it; what is not set stays."""
+    """Expands `$(NAME)` as the kubelet does; names that are not set stay."""
     return re.sub(r"\$\((\w+)\)", lambda found: env.get(found[1], found[0]), word)

@@ -1,4 +1,4 @@
-"""Programs that run beside a test's jobs, and what happens where one is missing."""
+"""Programs that run beside a test's jobs, and how tests treat a missing one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aelastic.base.host.children import waited_for
 
 
 def missing(message: str, kind: str) -> NoReturn:
-    """Skips the test, except where `TEST_KIND=required` says that what is missing must be there."""
+    """Skips the test, unless `TEST_KIND=required` makes it fail."""
     if os.environ.get(f"TEST_{kind}") == "required":
         pytest.fail(message)
     pytest.skip(message)
@@ -22,7 +22,7 @@ def missing(message: str, kind: str) -> NoReturn:
 
 @contextmanager
 def running(*command: str, **popen: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a program while the block does."""
+    """Runs a program for the length of the block."""
     with subprocess.Popen(command, **popen) as process:
         waited_for.add(process.pid)  # so that no agent in this process takes it for an orphan
         try:

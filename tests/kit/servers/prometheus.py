@@ -1,7 +1,7 @@
-"""A real Prometheus and a real node_exporter, of Debian, for tests.
+"""A real Prometheus and a real node_exporter, from Debian, for tests.
 
-They are looked for where `.ci/run` unpacks them, `build/prometheus-debian`, and where Debian installs them.  Where they
-are missing their tests are skipped, except where `TEST_PROMETHEUS=required` says that they must be there.
+They are expected where `.ci/run` unpacks them, `build/prometheus-debian`, or where Debian installs them.  Without them
+their tests are skipped, unless `TEST_PROMETHEUS=required` makes them fail.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ANSWER_S = 60.0
 
 
 def program(name: str) -> str:
-    """`prometheus`, `promtool` or `prometheus-node-exporter`; skips the test where it is missing."""
+    """`prometheus`, `promtool` or `prometheus-node-exporter`; skips the test if it is missing."""
     found = str(UNPACKED / name) if (UNPACKED / name).exists() else shutil.which(name)
     if found is None:
         missing(
@@ -52,25 +52,25 @@ class Prometheus:
             return False
 
     def ask(self, query: str) -> list[tuple[dict[str, str], float]]:
-        """Labels and values of an instant query, now."""
+        """Labels and values of an instant query."""
         answer = json.loads(get(f"{self._url}/api/v1/query", query=query))
         assert answer["status"] == "success"
         return [(each["metric"], float(each["value"][1])) for each in answer["data"]["result"]]
 
     def firing(self) -> set[tuple[str, str]]:
-        """Alerts that fire: name and run id."""
+        """The firing alerts: name and run id."""
         alerts = json.loads(get(f"{self._url}/api/v1/alerts"))["data"]["alerts"]
         return {(each["labels"]["alertname"], each["labels"]["run_id"]) for each in alerts if each["state"] == "firing"}
 
     def troubles(self) -> list[str]:
-        """What went wrong with rules."""
+        """Errors in the evaluation of rules."""
         groups = json.loads(get(f"{self._url}/api/v1/rules"))["data"]["groups"]
         return [rule["lastError"] for group in groups for rule in group["rules"] if rule.get("lastError")]
 
 
 @contextmanager
 def prometheus(folder: Path, rules: Path, targets: Mapping[str, Sequence[str]]) -> Iterator[Prometheus]:
-    """A server that asks as often as it can, which is once a second.
+    """A server that scrapes as often as it can, once a second.
 
     Args:
         folder: for its data, its configuration and its output.
@@ -80,7 +80,7 @@ def prometheus(folder: Path, rules: Path, targets: Mapping[str, Sequence[str]]) 
     folder.mkdir()
     jobs = [{"job_name": name, "static_configs": [{"targets": list(at)}]} for name, at in targets.items()]
     every = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
-    config = folder / "prometheus.json"  # which is YAML, too
+    config = folder / "prometheus.json"  # JSON is also YAML
     config.write_text(json.dumps({"global": every, "rule_files": [str(rules)], "scrape_configs": jobs}))
     port = quiet_port()
     server = Prometheus(port)
@@ -92,7 +92,7 @@ def prometheus(folder: Path, rules: Path, targets: Mapping[str, Sequence[str]]) 
 
 @contextmanager
 def node_exporter(folder: Path, textfiles: Path) -> Iterator[str]:
-    """The address of one that reads nothing but a folder of files."""
+    """The address of a node_exporter that reads only a folder of files."""
     folder.mkdir()
     at = f"127.0.0.1:{quiet_port()}"
     options = [f"--web.listen-address={at}", "--collector.disable-defaults", "--collector.textfile"]

@@ -1,7 +1,7 @@
-"""What tests of recipes share: a Python that has other people's packages, which this project does not need.
+"""Shared by the tests of recipes: a Python with third-party packages that this project does not need.
 
-`.ci/run` makes it in `build/recipes`.  Where it, or a package in it, is missing, the tests of that package are skipped,
-except where `TEST_RECIPES=required` says that it must be there.
+`.ci/run` makes it in `build/recipes`.  Without it, or without a package in it, the tests of that package are skipped,
+unless `TEST_RECIPES=required` makes them fail.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BIN = ROOT / "build" / "recipes" / "bin"
 
 
 def python_with(*packages: str) -> str:
-    """A Python that has aelastic and these packages, or programs beside it; without them the test is skipped."""
+    """A Python with aelastic and these packages, or with these programs next to it; skips the test without them."""
     if lacking := [package for package in packages if not _has(package)]:
         what = " and no ".join(lacking)
         missing(f"no {what} here: as .ci/run does, install the extra `recipes` into build/recipes", "RECIPES")

@@ -1,4 +1,4 @@
-"""What stands between a client and a server: it passes everything on, and loses answers."""
+"""A relay between a client and a server: it forwards everything, but can lose answers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 
 
 class Relay:
-    """At a port of its own; within the block.
+    """A relay at its own port, for the length of the block.
 
     Args:
-        port: the server's, on this machine.
-        loses: a question that has this text gets no answer: its connection is closed when that comes.
+        port: the server's port on this machine.
+        loses: a request with this text gets no answer: its connection is closed when the answer arrives.
         host: where it listens.
     """
 
@@ -28,7 +28,7 @@ class Relay:
         self._server.close()
         for end in self.ends:
             end.close()
-        # What comes before a socket is really closed would be answered by a reset.
+        # Data that arrives before a socket is really closed would cause a reset.
         await asyncio.gather(*(end.wait_closed() for end in self.ends), return_exceptions=True)
         await self._server.wait_closed()
 

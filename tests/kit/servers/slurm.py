@@ -1,8 +1,8 @@
-"""A real Slurm, of Debian, for tests: a controller and two nodes on this machine, with ports and folders of their own.
+"""A real Slurm, from Debian, for tests: a controller and two nodes on this machine, with their own ports and folders.
 
-It is looked for where `.ci/run` unpacks it, `build/slurm-debian`, and where Debian installs it.  Where it is missing its
-tests are skipped, except where `TEST_SLURM=required` says that it must be there.  Each node is a `slurmd -N NAME`, whose
-name leads to 127.0.0.1 in an /etc/hosts that only the nodes see.
+It is expected where `.ci/run` unpacks it, `build/slurm-debian`, or where Debian installs it.  Without it its tests are
+skipped, unless `TEST_SLURM=required` makes them fail.  Each node is a `slurmd -N NAME`, whose name resolves to 127.0.0.1
+in an /etc/hosts that only the nodes see.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kit.ports import quiet_port
 from kit.servers.programs import missing
 from kit.waiting import wait_for
 
-MARK = "LAUNCHED_BY_TEST"  # in the environment of all that a cluster starts
+MARK = "LAUNCHED_BY_TEST"  # in the environment of all processes that a cluster starts
 
 UNPACKED = Path(__file__).parents[3] / "build" / "slurm-debian" / "usr"
 LIBRARIES = UNPACKED / "lib" / "x86_64-linux-gnu"
@@ -33,7 +33,7 @@ COMMAND_LIMIT_S = 60.0
 LIMIT_S = 100.0
 NODES = ("node0", "node1")
 
-# `cred_expire` is also for how long a job that is put back waits in the queue.
+# `cred_expire` is also how long a requeued job waits in the queue.
 CONFIG = """\
 ClusterName=test
 SlurmctldHost=localhost(127.0.0.1)
@@ -65,7 +65,7 @@ class Slurm:
     """A running Slurm, as a user of it sees it.
 
     Args:
-        env: with which its commands run; jobs inherit it, and with it the mark of `kit.launching`.
+        env: the environment of its commands; jobs inherit it, including the mark of `kit.launching`.
     """
 
     def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
@@ -74,7 +74,7 @@ class Slurm:
         self.daemons: dict[str, Job] = {}
 
     def run(self, *command: str | Path) -> str:
-        """What a command says, which has to succeed."""
+        """The output of a command, which must succeed."""
         done = subprocess.run(
             [str(word) for word in command],
             cwd=self.folder,
@@ -94,7 +94,7 @@ class Slurm:
             return False
 
     def submit(self, *words: str | Path) -> str:
-        """The number of the job that `sbatch` makes of options, a script and its arguments."""
+        """Submits options, a script and its arguments with `sbatch`; returns the job's number."""
         return self.run("sbatch", "--parsable", *words).strip()
 
     def fields(self, job: str) -> dict[str, str]:
@@ -102,35 +102,35 @@ class Slurm:
         return {name: value for name, _, value in (word.partition("=") for word in words)}
 
     def wait_end(self, job: str) -> tuple[str, str]:
-        """State and exit code (`code:signal`) of a job, once it is over."""
+        """Waits for the end of a job; returns its state and exit code (`code:signal`)."""
         over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
         wait_for(f"the end of job {job}: {self.story(job)}", lambda: self.fields(job)["JobState"] in over, LIMIT_S)
         fields = self.fields(job)
         return fields["JobState"], fields["ExitCode"]
 
     def wait_output(self, job: str, words: str, count: int = 1) -> None:
-        """Waits until a job has said something so often."""
+        """Waits until the output of a job has the words `count` times."""
         wait_for(f"{words!r} of job {job}: {self.story(job)}", lambda: self.story(job).count(words) >= count, LIMIT_S)
 
     def story(self, job: str) -> str:
-        """What a job has said; an element of an array is `JOB_INDEX`."""
+        """The output of a job; an element of an array is `JOB_INDEX`."""
         path = self.folder / f"slurm-{job}.out"
         return path.read_text() if path.exists() else ""
 
     def processes(self, *words: str) -> list[int]:
-        """Processes of jobs whose environment has these."""
+        """The processes of jobs whose environment has all of these words."""
         marks = [word.encode() for word in (self.mark, *words)]
         return [
             entry.pid for entry in proc_table.processes() if all(proc_table.carries(entry.pid, mark) for mark in marks)
         ]
 
     def lose(self, node: str) -> None:
-        """Kills all at once that runs on a node, as if its machine had lost its power."""
+        """Kills everything on a node at once, as if its machine had lost power."""
         jobs = self.processes(f"SLURMD_NODENAME={node}")
         parents = {each.parent for each in map(proc_table.process, jobs) if each is not None}
         steps = [pid for pid in parents if "slurmstepd" in " ".join(cmdline(pid))]
-        # `srun` has a child that ends the step when `srun` dies, and ends it itself when the batch script does: no power
-        # loss shows them that.  So all are stopped first, and children are killed before their parents.
+        # `srun` has a child that ends the step when `srun` dies, and ends it itself when the batch script does; in a power
+        # loss neither happens.  So all processes are stopped first, and children are killed before their parents.
         gone = [*sorted(jobs, reverse=True), *steps, *self.daemons[node].left()]
         for signum in (signal.SIGSTOP, signal.SIGKILL):
             for pid in gone:
@@ -138,7 +138,7 @@ class Slurm:
                     os.kill(pid, signum)
 
     def end_jobs(self) -> None:
-        """Kills them, and waits until no `slurmstepd` has anything left to report to the daemons."""
+        """Kills all jobs, and waits until no `slurmstepd` has anything left to report to the daemons."""
         self.run("scancel", "--me")
         for pid in self.processes():
             proc_table.kill(pid)
@@ -195,7 +195,7 @@ def slurm(folder: Path, *settings: str) -> Iterator[Slurm]:
 
 
 def _program(name: str) -> str:
-    """A daemon's path; without Debian's alternatives if it was only unpacked.  Empty: there is none."""
+    """A daemon's path; without Debian's alternatives if it was only unpacked.  Empty if it is missing."""
     unpacked = UNPACKED / "sbin" / f"{name}-wlm"
     return str(unpacked) if unpacked.exists() else shutil.which(name) or ""
 

@@ -1,4 +1,4 @@
-"""A TCPStore that none of the agents serves."""
+"""A TCPStore that is not served by an agent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kit.servers.programs import running
 
-# Tells its port, and lasts as long as its stdin; its argument is the port, 0: any.
+# Prints its port, and lasts as long as its stdin; its argument is the port, or 0 for any.
 STORE = """
 import sys
 from aelastic.workers.tcpstore.server import ask_no_name_server, import_store
@@ -27,14 +27,14 @@ sys.stdin.read()
 
 @contextmanager
 def external_store() -> Iterator[str]:
-    """The endpoint of one on this machine."""
+    """The endpoint of a TCPStore on this machine."""
     with running(sys.executable, "-c", STORE, "0", stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         yield f"127.0.0.1:{int(process.stdout.readline())}"
 
 
 def in_each_store(folder: Path, body: str) -> dict[str, str]:
-    """An environment in which the process of a store first runs this line; it knows itself by its command line."""
+    """An environment in which a store's process, recognized by its command line, first runs this line."""
     folder.mkdir(exist_ok=True)
     code = f'import os, sys\nif "workers/tcpstore/server.py" in " ".join(sys.orig_argv):\n    {body}\n'
     (folder / "sitecustomize.py").write_text(code)

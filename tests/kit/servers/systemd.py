@@ -1,6 +1,6 @@
-"""A real systemd for tests: PID 1 of namespaces, on an overlay of this machine's files, in a control group of its own.
+"""A real systemd for tests: PID 1 of namespaces, on an overlay of this machine's files, in its own control group.
 
-It has no units but the test's, no journal, and this machine's network.  Only root can do this, with cgroup2 mounted.
+It has only the test's units, no journal, and this machine's network.  This requires root, and cgroup2 mounted.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ exec chroot "$1" env -i "PATH=$PATH" container=test SYSTEMD_UNIT_PATH=/units "$4
 
 
 class Systemd:
-    """One that runs."""
+    """A running systemd."""
 
     def __init__(self, first: Container) -> None:
         self._first = first
 
     def path(self, path: str) -> Path:
-        """A file of the machine, from outside."""
+        """The path of one of its files, from outside."""
         return Path(f"/proc/{self._first.first}/root{path}")
 
     def ctl(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -59,7 +59,7 @@ class Systemd:
         return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
-        """Writes a file of the machine."""
+        """Writes one of its files."""
         place = self.path(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
@@ -67,7 +67,7 @@ class Systemd:
 
 
 def why_not() -> str:
-    """Why there can be none here; empty if there can."""
+    """Why systemd cannot run here; empty if it can."""
     missing = [path for path in (SYSTEMD, "/usr/bin/systemctl") if not os.path.exists(path)]
     if missing or not _cgroups():
         return f"there is no {' and no '.join(missing) or 'cgroup2'} here"
@@ -92,7 +92,7 @@ def _remove(group: Path) -> bool:
 
 @contextmanager
 def systemd(folder: Path, units: Path) -> Iterator[Systemd]:
-    """Boots one that has a folder of units, and ends it, with all that it runs."""
+    """Boots a systemd with a folder of units, and ends it with everything that it runs."""
     if reason := why_not():
         pytest.skip(reason)
     for name in PARTS:

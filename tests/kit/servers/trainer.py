@@ -1,6 +1,6 @@
-"""Kubeflow's status server as its documents describe it: TLS of its own authority, a bearer token, one path to post to.
+"""Kubeflow's status server, following its documentation: TLS with its own CA, a bearer token, one path to post to.
 
-It refuses as the Trainer does, by a Kubernetes `Status`; and, as a test wants, it is slow or broken.
+Like the Trainer it refuses with a Kubernetes `Status`; a test can also make it slow or broken.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs/llm/status"
 BODY_BYTES_MAX = 1 << 16
-# Of a `trainerStatus`: its fields, and what they may hold (trainer.kubeflow.org_trainjobs.yaml, v2.2).
+# The fields of a `trainerStatus` and their possible values (trainer.kubeflow.org_trainjobs.yaml, v2.2).
 KNOWN = {"progressPercentage", "estimatedRemainingSeconds", "metrics", "lastUpdatedTime"}
 
 
@@ -29,17 +29,17 @@ class Trainer:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.statuses: list[dict[str, Any]] = []  # that were taken
+        self.statuses: list[dict[str, Any]] = []  # the accepted ones
         self.refused: list[int] = []
-        self.answer = 200  # or another that it always gives
-        self.go = threading.Event()  # while it is not set, no request is answered
+        self.answer = 200  # any other status code is the answer to every request
+        self.go = threading.Event()  # requests wait until it is set
         self.go.set()
         self.asked = threading.Event()
         self.token, self.cert = folder / "token", folder / "ca.crt"
         self.token.write_text("the pod's\n")
         key = folder / "server.key"
         subject = ["-subj", "/CN=trainer", "-addext", "subjectAltName=DNS:localhost", "-days", "2"]
-        # A key on a curve is there at once; the primes of an RSA key are searched for, with luck for seconds.
+        # An elliptic-curve key takes no time; the primes of an RSA key may take seconds to find.
         kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
         new = ["openssl", "req", "-x509", *kind, "-keyout", str(key), "-out", str(self.cert)]
         subprocess.run([*new, *subject], check=True, capture_output=True)
@@ -50,7 +50,7 @@ class Trainer:
 
     @property
     def env(self) -> dict[str, str]:
-        """What the Trainer puts into the pods of a TrainJob."""
+        """The variables that the Trainer sets in the pods of a TrainJob."""
         return {
             "KUBEFLOW_TRAINER_SERVER_URL": f"https://localhost:{self.server.server_port}{PATH}",
             "KUBEFLOW_TRAINER_SERVER_CA_CERT": str(self.cert),
@@ -73,7 +73,7 @@ class Trainer:
                     self.end_headers()
                     self.wfile.write(said.encode() if isinstance(said, str) else said)
                 except OSError:
-                    pass  # the agent has not waited
+                    pass  # the agent did not wait
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -1,13 +1,14 @@
-"""An adversary beside the seeds: faults at any step of a simulated job, chosen by looking ahead.
+"""An adversary that complements the seeds: faults at any step of a simulated job, chosen by looking ahead.
 
-A run comes about again as often as it is asked for: a copy of it meets a fault and runs on, and says what came of it.
+A run can be repeated any number of times: a copy of it meets a fault, continues, and reports the outcome.
 
-- `attack` is one run: at a few moments some faults are tried, each in a copy that runs ahead for a while, and mostly the one
-  that makes nodes disagree most comes about.  Then all faults stop, as after a seed, and the job has to agree and end.
-- `everywhere` puts each of some faults at each step of a job that begins, and lets each copy run to its end.
+- `attack` is one run: at a few moments it tries several faults, each in a copy that runs ahead for a while, and mostly
+  picks the one that makes nodes disagree most.  Then all faults stop, as after a seed, and the job has to agree and end.
+- `everywhere` tries each of several faults at each step of a job that begins, and lets each copy run to its end.
 
-A run that fails tells the smallest part of its path that fails as well, which `PYTHONPATH=tests python -m kit.simulated.adversary --replay PATH`
-plays again, and what its coordinator was told as a story that `tests/core/stories` can hold.
+A run that fails prints the smallest part of its path that also fails, for
+`PYTHONPATH=tests python -m kit.simulated.adversary --replay PATH` to replay, and the events that its leader received, as
+a story for `tests/core/stories`.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 WHILES_S = (0.3, 0.5, 2.0, 7.0, 12.0)
 AHEAD_S = (0.3, 1.0, 3.0, 6.5)
 CANDIDATES = 6
-BEST_SHARE = 0.8  # how often the worst of them comes about, and not just any
-AFTERMATH_S = 10.0  # after the last fault, before all stop
+BEST_SHARE = 0.8  # how often the worst fault is picked, rather than any of them
+AFTERMATH_S = 10.0  # between the last fault and the moment when all faults stop
 BEGIN_S = 4.0
-OVER = (ForgottenError, DeadVotersError)  # a run ends there, and has broken no promise
+OVER = (ForgottenError, DeadVotersError)  # these end a run without a broken promise
 ENDS_WITH = {"crash": FIN, "crash RST": RST, "dark": "dark"}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong."""
+    """One fault."""
 
     kind: Kind
     host: str
-    other: str = ""  # the other end of what is cut or reset; with `isolate`, whether the endpoint is cut off, too
-    seconds: float = 0.0  # until it is over, or the host comes again; 0: it does not
+    other: str = ""  # the other end of what is cut or reset; with `isolate`, whether the endpoint is also cut off
+    seconds: float = 0.0  # until it is over or the host returns; 0: never
 
     def apply(self, job: Simulation) -> None:
         agent = job.on(self.host)
@@ -94,14 +95,14 @@ class Fault:
 
 @dataclass(frozen=True)
 class Path:
-    """A job and what goes wrong with it: all that a run needs to come about again."""
+    """A job and its faults: everything needed to repeat a run."""
 
     seed: int
     size: Size
     faults: tuple[tuple[float, Fault], ...] = ()  # and when
 
     def run(self) -> None:
-        """Plays it.
+        """Runs it.
 
         Raises:
             AssertionError: a promise was broken.
@@ -122,7 +123,7 @@ class Path:
             fault.apply(job)
 
     def unrest_after(self, ahead_s: float) -> float:
-        """How much nodes disagree so long after the last fault; infinite if a promise breaks."""
+        """How much nodes disagree this long after the last fault; infinite if a promise breaks."""
         with closing(begin(self)) as job:
             try:
                 self._strike(job)
@@ -137,7 +138,7 @@ class Path:
         return replace(self, faults=(*self.faults, (at, fault)))
 
     def shrunk(self) -> Path:
-        """The smallest part of it that fails as well."""
+        """The smallest part of it that still fails."""
         best = self
         for at in reversed(range(len(self.faults))):
             fewer = replace(best, faults=best.faults[:at] + best.faults[at + 1 :])
@@ -153,11 +154,11 @@ class Path:
 
     @property
     def story(self) -> str:
-        """Of its last coordinator, in the notation of the core's tests."""
+        """The story of its last leader, in the notation of the core's tests."""
         return story_of(self.run, f"a run of the adversary, seed {self.seed}")
 
     def fails(self) -> str:
-        """What is broken; "" if nothing is."""
+        """What broke; empty if nothing did."""
         try:
             self.run()
         except Exception as error:  # noqa: BLE001  whatever it is, it was found
@@ -177,7 +178,7 @@ class Path:
 
 
 def begin(path: Path) -> Simulation:
-    """A job whose nodes come one after the other, and in which nothing goes wrong by itself."""
+    """A job whose nodes start one after the other, and in which nothing goes wrong by itself."""
     job = Simulation(path.seed, path.size, Faults())
     job.watch_ends()
     job.watch_rounds()
@@ -188,7 +189,7 @@ def begin(path: Path) -> Simulation:
 
 
 def end(job: Simulation) -> None:
-    """What the last fault leads to; then all stop, and the job has to agree and end."""
+    """Waits for the effects of the last fault; then all faults stop, and the job has to agree and end."""
     job.world.run(lambda: False, job.world.now + AFTERMATH_S)
     job.calm_down()
     job.agree()
@@ -196,7 +197,7 @@ def end(job: Simulation) -> None:
 
 
 def unrest(job: Simulation) -> float:
-    """How far nodes are from one round, one coordinator and one verdict."""
+    """How far nodes are from one round, one leader and one verdict."""
     living = job.living
     rounds = {job.checks.round_of(agent) for agent in living if agent.alive}
     leaders = sum(agent.coordinates for agent in living)
@@ -238,7 +239,7 @@ def _told(path: Path) -> str:
 
 
 def attack(seed: int, endpoint: str) -> Path:
-    """One run; gives its path.
+    """Makes one run and returns its path.
 
     Raises:
         AssertionError: a promise was broken; the note has the path.
@@ -264,7 +265,7 @@ def attack(seed: int, endpoint: str) -> Path:
 
 
 def _worst(dice: random.Random, job: Simulation, path: Path, at: float) -> Fault:
-    """Of some faults that which makes nodes disagree most, mostly."""
+    """Picks one of several random faults: mostly the one that makes nodes disagree most."""
     tried = [any_fault(dice, job.hosts) for _ in range(CANDIDATES)]
     ahead_s = dice.choice(AHEAD_S)
     if dice.random() >= BEST_SHARE:
@@ -274,7 +275,7 @@ def _worst(dice: random.Random, job: Simulation, path: Path, at: float) -> Fault
 
 
 def everywhere(size: Size, faults: Sequence[Fault], until_s: float) -> Iterator[tuple[float, Fault, bool]]:
-    """Each fault at each step of a job that begins: when, which, and whether all was kept."""
+    """Tries each fault at each step of a job that begins; yields when, which, and whether all promises held."""
     moments = list[float]()
     with closing(begin(Path(0, size))) as job:
         while job.world.now < until_s:
@@ -299,7 +300,7 @@ def _is_kept(size: Size, steps: int, fault: Fault) -> bool:
 
 
 def of_two() -> list[Fault]:
-    """What may happen to a job of two nodes."""
+    """Faults that a job of two nodes can meet."""
     ways = (("node0", "node1"), ("node1", "node0"), ("node1", ENDPOINT))
     kinds: dict[Kind, float] = {"break": 0.0, "fail": 0.0, "freeze": 7.0, "crash": 1.0, "dark": 1.0, "leave": 1.0}
     faults = [Fault(kind, host, "", seconds) for host in ("node0", "node1") for kind, seconds in kinds.items()]
@@ -307,7 +308,7 @@ def of_two() -> list[Fault]:
 
 
 def attacks(first: int, seconds: float, endpoints: Sequence[str] = ENDPOINTS) -> int:
-    """Attacks for so long, each endpoint in its turn; gives how often.
+    """Attacks for this many seconds, the endpoints in turn; returns the number of attacks.
 
     Raises:
         AssertionError: a promise was broken; the note has the path.

@@ -1,10 +1,10 @@
-# ruff: noqa: T201  a program says what it found
-"""Supervisors that submit whatever a supervisor can, in any order and at any time, to the real rendezvous among faults.
+# ruff: noqa: T201  a program prints its results
+"""Supervisors that submit any possible message, in any order and at any time, to the real rendezvous among faults.
 
-Nothing is promised to them but that their agents live: no core comes to a place that cannot be, no connection is aborted
-for what an agent of the same version has sent, and each rendezvous ends only for a reason that it may end for.
+The only promise is that their agents survive: no core reaches an impossible state, no connection is aborted because of
+a message from an agent of the same version, and each rendezvous ends only for a permitted reason.
 
-`PYTHONPATH=tests python -m kit.simulated.babble SEED` replays a seed, and prints what happened.
+`PYTHONPATH=tests python -m kit.simulated.babble SEED` replays a seed and prints what happened.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from kit.simulated.supervisor import Agent
 from kit.simulated.world import TRACE_MAX
 
 PAUSES_S = (0.0, 0.0, 0.0, 0.001, 0.003, 0.02, 0.3, 1.0)
-LEAVES_S = 0.02  # chance of a message to be the last
+LEAVES_S = 0.02  # chance that a message is the last
 CALM_S = 8.0
-# A farewell: what is unsent, a lease on the endpoint, and two for those that have not heard how the job ended.
+# A farewell: unsent messages, a lease on the endpoint, and two leases for agents without the verdict.
 ENDS_WITHIN_S = 40.0
 
 
 class Silence:
-    """Watches nothing: what is promised to supervisors in their right mind is not to these."""
+    """Checks nothing: the promises to sane supervisors do not apply to these."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
@@ -72,13 +72,13 @@ class Babbler(Agent):
 
 @dataclass
 class Words:
-    """What a supervisor can submit."""
+    """The messages that a supervisor can submit."""
 
     agent: Babbler
     asks: int = 0
 
     def any(self) -> Any:
-        """Any of it."""
+        """Any of these messages."""
         says = [self.ready, self.prepared, self.ask, self.fetch, self.fetched, self.saved, self.frozen]
         if self.agent.round_of_workers is not None:
             says += [self.failed, self.succeeded, self.opted_in, self.hangs, self.saw, self.failed, self.hangs]
@@ -90,7 +90,7 @@ class Words:
 
     @property
     def _round(self) -> int:
-        """The last that it was assigned to, or one before."""
+        """The round that it was last assigned to, or an earlier one."""
         assigned = self.agent.round_of_workers
         assert assigned is not None
         return assigned.round if self._dice.random() < 0.8 else self._dice.randint(1, assigned.round)
@@ -134,7 +134,7 @@ class Words:
 
     @property
     def _ask_id(self) -> str:
-        """A new one, or one that was used before."""
+        """A new id, or one that was used before."""
         self.asks += self._dice.random() < 0.8
         return f"{self.agent.node_id}-{self.asks}"
 
@@ -177,13 +177,13 @@ class Babble(Simulation):
         self.start(host)
 
     def fill_up(self) -> None:
-        """None has to come again."""
+        """No node has to return."""
 
     def watch_rounds(self) -> None:
-        """Theirs mean nothing."""
+        """Checks nothing: rounds of these agents are meaningless."""
 
     def watch_returns(self) -> None:
-        """Those that have left come again."""
+        """Restarts agents that have left."""
         for host in self.hosts:
             if self.on(host) is None and host not in self._coming and not self.is_calm:
                 self.restart_after(self.random.uniform(0, 2), host)
@@ -203,7 +203,7 @@ class Babble(Simulation):
 
 
 def babble_of(seed: int) -> Babble:
-    """The job and the faults that a seed stands for."""
+    """The job and the faults of a seed."""
     dice = random.Random(f"babble {seed}")
     nodes = dice.choice((1, 2, 3))
     has_etcd, endpoints = dice.random() < 0.3, dice.choice((1, 1, 1, 3))

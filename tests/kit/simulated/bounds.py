@@ -1,9 +1,8 @@
-"""How soon all nodes are in one round once faults stop, by what has happened shortly before: a bound for each cause.
+"""How soon all nodes are in one round once faults stop: a bound for each cause that occurred shortly before.
 
-A job that has to come together again does so in steps, each with its own limit, and each is needed only after some
-causes: that a loss is noticed, that another coordinator is elected, that the round's nodes find it, that workers end.
-Several causes at once take the longest of each step, for their steps run beside each other; and newcomers wait while
-others elect.
+A job reassembles in steps, each with its own limit and each needed only after some causes: a loss is noticed, another
+leader is elected, the round's nodes find it, workers end.  If several causes coincide, each step takes as long as the
+slowest of them, because their steps run in parallel; newcomers wait while others elect.
 """
 
 from __future__ import annotations
@@ -14,27 +13,27 @@ from kit.simulated.charges import Fault
 from kit.simulated.endpoint import ENDPOINT
 from kit.simulated.world import CONNECT_TIMEOUT_S, RESEND_MAX_S
 
-# Timers that are no leases, the last call of a first round, and messages.
+# Timers other than leases, the last call of a first round, and messages.
 SOON_S = 3.5
-# A worker that ignores SIGTERM; one that leaves processes behind.
+# For a worker that ignores SIGTERM; for one that leaves processes behind.
 KILLED_AFTER_S, CLEARED_AFTER_S = 8.0, 3.0
-# Spares find a new coordinator.
+# How long spares take to find a new leader.
 SPARES_S = 1.0
-# A node that comes back is a newcomer, and may have to leave a young round alone for so long (`docs/adr/0022`).
+# How long a returning node, as a newcomer, may have to leave a young round alone (`docs/adr/0022`).
 NEWCOMER_S = 10.0
-# What is older has no consequences any more.
+# Older faults have no consequences any more.
 LEASES_OF_CONSEQUENCES = 3
 
 
 def noticed_s(fault: Fault, lease_s: float) -> float:
-    """Until the others know of it."""
+    """How long until the others know of a fault."""
     if fault.to and fault.kind == "silence":
         return lease_s + RESEND_MAX_S
     return CONNECT_TIMEOUT_S if fault.kind in {"break", "reset"} else lease_s
 
 
 def takes_coordinator(fault: Fault) -> bool:
-    """Whether it may end a coordinator's term."""
+    """Whether a fault may end a leader's term."""
     return fault.kind not in {"break", "reset"} or ENDPOINT in {fault.host, fault.to}
 
 
@@ -49,17 +48,17 @@ def bound_s(
     ignores_term: bool,
     leaves_something: bool,
 ) -> float:
-    """From when faults stop.
+    """The bound, from the moment when faults stop.
 
     Args:
-        faults: of the whole run.
+        faults: the faults of the whole run.
         now: when they stop.
-        lease_s: of the job.
-        is_led: a coordinator lives; else the record of one may have to be silent for a lease, for new agents too.
-        comes_back: a host does, only now: with a endpoint that it serves, or as a newcomer to nodes that wait for it.
-        is_slow: words to the endpoint or between agents were late or lost until now.
-        ignores_term: workers may.
-        leaves_something: workers may.
+        lease_s: the job's lease.
+        is_led: a leader is alive; otherwise the record of one may have to be silent for a lease, also for new agents.
+        comes_back: a host returns only now, with the endpoint that it serves or as a newcomer that other nodes wait for.
+        is_slow: messages to the endpoint or between agents were late or lost until now.
+        ignores_term: workers may ignore SIGTERM.
+        leaves_something: workers may leave processes behind.
     """
     recent = [fault for fault in faults if fault.until > now - LEASES_OF_CONSEQUENCES * lease_s]
     within_s = SOON_S + KILLED_AFTER_S * ignores_term + CLEARED_AFTER_S * leaves_something

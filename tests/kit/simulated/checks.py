@@ -1,7 +1,7 @@
-"""What always holds in a simulation, by books of its own: what was said, heard and started, and when.
+"""Invariants of a simulation, checked against a record of its own: what was sent, received and started, and when.
 
-Nothing is read back from the machines under test but what an outsider sees too: which connections there are, and
-which processes run.
+The checks read nothing back from the cores under test except what an outsider can also see: which connections exist
+and which processes run.
 """
 
 from __future__ import annotations
@@ -38,39 +38,39 @@ class BrokenPromiseError(AssertionError):
 
 
 class ForgottenError(Exception):
-    """The job has ended, and nothing that outlives its agents says so: what goes on is another job.
+    """The job has ended, but nothing that outlives its agents records it, so whatever continues is another job.
 
-    It comes from a endpoint that could not be told, that was wiped or died with its host, or that keeps what it is told
-    for a lease only while a node was away for longer.
+    Raised when the endpoint never received the verdict, was wiped or died with its host, or keeps the verdict for only a
+    lease and a node was away longer.
     """
 
 
 class DeadVotersError(Exception):
-    """The job waits for ever: so many voters of the last entry have ended without proof that the rest is no quorum."""
+    """The job waits forever: the remaining voters of the last entry are too few, with no proof that the others ended."""
 
 
 @dataclass(eq=False)
 class Round:
-    """What one coordinator said about one round."""
+    """One round, as one leader announced it."""
 
     number: int
     token: str  # of the leader
     leader_id: str  # its agent
     began_at: float
-    common: tuple[Any, ...]  # what all are told alike; the restart count first
+    common: tuple[Any, ...]  # the same for all nodes; the restart count comes first
     fence: int
     log: str | None
-    before: Round | None = None  # the last one that a node of it has taken part in
+    before: Round | None = None  # the latest earlier round that one of its nodes took part in
     heard: dict[str, m.Assigned] = field(default_factory=dict)
-    # When a worker of it failed by itself, and which: host and rank; those that failed of it are not among them.
+    # Each worker that failed by itself: when, host and rank. Victims of such a failure are not included.
     failures: list[tuple[float, str, int]] = field(default_factory=list)
-    ended_at: float = 1e9  # its nodes hear that it is over
-    named: tuple[str, int] | None = None  # and of whose failure: host and rank
-    done: set[str] = field(default_factory=set)  # nodes of it that had finished, and are gone
+    ended_at: float = 1e9  # when its nodes learn that it is over
+    named: tuple[str, int] | None = None  # the worker whose failure ended it: host and rank
+    done: set[str] = field(default_factory=set)  # its nodes that finished and are gone
 
     @property
     def first(self) -> Round:
-        """The one that it goes back to."""
+        """The earliest round that it continues."""
         return self if self.before is None else self.before.first
 
     def __repr__(self) -> str:
@@ -87,27 +87,27 @@ class Checks:
         self.agents: list[Agent] = []
         self.rounds: dict[int, Round] = {}  # by fence
         self._entries: dict[tuple[str, int], EntryId] = {}  # committed, by log and number
-        self._kept: dict[Agent, Node] = {}  # the last that each agent kept of the log
-        self._candidate: Coordination | None = None  # that stepped down last
-        self._last_of: dict[str, int] = {}  # the number of a log's verdict
+        self._kept: dict[Agent, Node] = {}  # what each agent last stored of the log
+        self._candidate: Coordination | None = None  # the one that stepped down last
+        self._last_of: dict[str, int] = {}  # by log: the number of its verdict
         self.failed_in: set[Round] = set()  # rounds in which a worker failed by itself
         self.charges = Charges(lease_s)
-        self.verdicts: list[m.Ended] = []  # as agents have heard them
+        self.verdicts: list[m.Ended] = []  # as agents received them
         self.verdict_at: float | None = None
         self._last_said: dict[tuple[str, str], Any] = {}  # token and node
-        self._welcomed: set[tuple[str, str]] = set()  # the same: nodes that a coordinator has met
+        self._welcomed: set[tuple[str, str]] = set()  # the same: nodes that a leader has welcomed
         self._counts: dict[str, int] = {}
-        self._round_of: dict[str, Round] = {}  # the last that an agent has started workers of
-        self._ended_at: dict[str, float] = {}  # when agents heard how the job ended
-        self._beside_since: dict[str, float] = {}  # since when an agent has been able to know of a newer round
+        self._round_of: dict[str, Round] = {}  # the last round whose workers an agent has started
+        self._ended_at: dict[str, float] = {}  # when agents learned how the job ended
+        self._beside_since: dict[str, float] = {}  # since when an agent could have known of a newer round
 
-    # The coordinators.
+    # The leaders.
 
     def coordinator_hears(self, leader: Coordination, message: m.NodeMessage) -> None:
-        """A node has told its coordinator something."""
+        """A leader receives a message from a node."""
 
     def welcomes(self, leader: Coordination, node_id: str) -> None:
-        """A coordinator meets a node."""
+        """A leader welcomes a node."""
         self._welcomed.add((leader.token, node_id))
 
     def said(self, agent: Agent, leader: Coordination, node_id: str, message: Any) -> None:
@@ -126,10 +126,10 @@ class Checks:
                 return
         self._last_said[leader.token, node_id] = message
 
-    # What nodes keep of the log.
+    # What nodes store of the log.
 
     def keeps(self, agent: Agent, node: Node | None) -> None:
-        """One entry is committed at each position of a log, and none after its verdict."""
+        """Each position of a log has one committed entry, and none follows the verdict."""
         if node is None or node.committed is None:
             return
         self._kept[agent] = node
@@ -138,8 +138,8 @@ class Checks:
         log, number = entry_id.log, entry_id.number
         known = self._entries.setdefault((log, number), entry_id)
         if not isinstance(node.committed, Entry) and order(entry_id) < order(known):
-            return  # it has yet to hear of what a recovery has put in the place of that
-        if known != entry_id:  # a recovery: what only ended nodes had whole is lost
+            return  # it has not learned yet which entry a recovery put there instead
+        if known != entry_id:  # a recovery: an entry that only ended nodes knew whole is lost
             if others := [each for each in self.agents if each is not agent and self._has_come_to(each, entry_id)]:
                 self.fail(f"{agent} knows that {entry_id} is committed, and {others} know that {known} is")
             self._entries[log, number] = entry_id
@@ -149,7 +149,7 @@ class Checks:
             self.fail(f"{agent} knows that {entry_id} is committed, after the verdict")
 
     def _has_come_to(self, agent: Agent, entry_id: EntryId) -> bool:
-        """Whether an agent that lives has the entry at that position of the log, or a later one, whole."""
+        """Whether a living agent has the whole entry at that position of the log, or a later one."""
         kept = self._kept.get(agent)
         committed = None if kept is None else kept.committed
         if not agent.is_alive or not isinstance(committed, Entry):
@@ -157,10 +157,10 @@ class Checks:
         return committed.log == entry_id.log and committed.number >= entry_id.number
 
     def steps_down(self, agent: Agent, leader: Coordination) -> None:
-        """An agent leads no longer, or has not been elected."""
+        """An agent stops leading, or was not elected."""
         self._candidate = leader
 
-    # What leaders say.
+    # What leaders send.
 
     def _on_assigned(self, agent: Agent, leader: Coordination, node_id: str, message: m.Assigned) -> None:
         ranks = message.ranks
@@ -206,25 +206,25 @@ class Checks:
             self._check_charge(round_, message.restart_count)
             check_others()
             known = [self._round_of[node_id] for node_id in round_.heard if node_id in self._round_of]
-            known = [each for each in known if each is not round_]  # whoever is in it already came from another
+            known = [each for each in known if each is not round_]  # a node already in it came from another round
             round_.before = max(known, default=None, key=_BEGAN)
 
         def check_others() -> None:
-            if leader.awaits_quorum and not leader.has_stepped_down:  # a node that has just come back is not heard yet
+            if leader.awaits_quorum and not leader.has_stepped_down:  # a node that just returned has not reported yet
                 self._world.after(0.01, check_others)
             elif not leader.has_stepped_down:
                 self._check_others(agent, leader, round_)
 
-        self._world.after(0.0, check)  # what is said with it is said in the same breath
+        self._world.after(0.0, check)  # after the messages that the leader sends at the same moment
 
     def _last_before(self, number: int) -> Round | None:
         return max((each for each in self.rounds.values() if each.number < number), key=_BEGAN, default=None)
 
     def _check_charge(self, round_: Round, restart_count: int) -> None:
-        """What was paid for is a worker's own failure, and the first cause: no loss came before it, or a moment after.
+        """Only a worker's own failure is charged, and only as the first cause: no loss came before or right after it.
 
-        Of two sides the one that was cut off may have begun its last round later: then the other has the higher
-        fencing number.  A side of new agents counts from the beginning: then nodes of the other bring a higher number.
+        If the job was split, the side that was cut off may have begun its last round later; then the other side has the
+        higher fencing number. A side of new agents counts from zero; then nodes of the other side bring a higher count.
         """
         earlier = [each for each in self.rounds.values() if each.number < round_.number]
         if earlier:
@@ -234,13 +234,13 @@ class Checks:
                 self.fail(objections[0])
 
     def _objection(self, round_: Round, restart_count: int, last: Round) -> str:
-        """What is wrong with a restart count, if that was the round before; empty if nothing is."""
+        """What is wrong with a restart count, assuming `last` was the previous round; empty if nothing is."""
         if last.log != round_.log:
-            return ""  # another job, for all that its agents know
+            return ""  # another job, as far as its agents know
         knew_it = [agent for agent in self.agents if agent.node_id in last.heard]
         if restart_count < last.common[0] and not any(agent.is_alive for agent in knew_it):
-            return ""  # a side that was cut off has died, with what it had paid
-        # Were all that know it away, the count began anew; now one has brought it along.
+            return ""  # a side that was cut off has died, and its charges with it
+        # If every agent that knew the count was away, it restarted from zero; now one of them has brought it back.
         heard_of = {agent.node_id for agent in self.agents if agent.is_alive}
         heard_of |= {node_id for token, node_id in self._welcomed if token == round_.token}
         brought = max((count for node_id, count in self._counts.items() if node_id in heard_of), default=0)
@@ -253,14 +253,14 @@ class Checks:
         return f"{round_} has restart count {restart_count}; {last} had {last.common[0]}, and failed: {last.failures}"
 
     def _has_lost_one_meanwhile(self, round_: Round) -> bool:
-        """Whether a node of a round has ended before that was agreed on: its charge had been decided."""
+        """Whether a node of a round ended before the round was agreed on: its charge was already decided."""
         agent = next(each for each in self.agents if each.node_id == round_.leader_id)
         server = None if agent.link is None else agent.link._server
         participants = () if server is None else server.leader.coordinator.roster.participants
         return any(each.kind == "end" and each.node_id in participants for each in self.charges.faults)
 
     def _on_end(self, leader: Coordination, node_id: str, message: m.Interrupted) -> None:
-        """Named is a worker that failed by itself, and no victim."""
+        """The end of a round names a worker that failed by itself, not a victim."""
         round_ = self._round_that_ends(leader, node_id, message.round)
         if round_ is None:
             return
@@ -271,9 +271,9 @@ class Checks:
             self._check_name(leader, round_, round_.named)
 
     def _round_that_ends(self, leader: Coordination, node_id: str, number: int) -> Round | None:
-        """One that this coordinator has begun or inherited, as a node hears of it.
+        """The round that ends, begun or inherited by this leader, as the node knows it.
 
-        A node that was cut off may come from a round of the same number that another coordinator had begun.
+        A node that was cut off may come from a round of the same number that another leader began.
         """
         own = self._round_of.get(node_id)
         if own is not None and own.number == number:
@@ -289,10 +289,10 @@ class Checks:
             self.fail(f"named is {named}, a victim; {round_.failures} had failed in {round_}")
 
     def _check_last_failure(self, agent: Agent, leader: Coordination, verdict: m.Ended) -> None:
-        """The job has failed: the restart that it could not pay would have been charged.
+        """When the job fails, the restart that it could not afford would have been charged.
 
-        It is for good, a grace after the failure: where words are late, or a machine was switched off or a connection broke
-        without one, a loss may be heard of after that.
+        The verdict is final one grace period after the failure. If messages are late, a machine was switched off or a
+        connection broke silently, a loss may become known only after that.
         """
         if self.verdict_at is not None or verdict.outcome is not m.Outcome.FAILED:
             return
@@ -313,13 +313,13 @@ class Checks:
             self._check_name(leader, last, (verdict.cause.host, verdict.cause.rank))
 
     def _check_others(self, agent: Agent, leader: Coordination, round_: Round) -> None:
-        """An agent with a connection to the coordinator has no workers of another round, or was told to stop them."""
+        """An agent connected to the leader runs no workers of another round, unless it was ordered to stop them."""
         for other in self.agents:
             workers_of = other.round_of_workers
             if not other.alive or workers_of is None or workers_of.round >= round_.number:
                 continue
             if not self._is_connected(other, agent):
-                continue  # it is lost, and will be told when it comes back
+                continue  # it is lost, and will be notified when it reconnects
             last = self._last_said.get((leader.token, other.node_id))
             is_told = isinstance(last, m.Interrupted | m.Ended | r.Notice) or (
                 isinstance(last, m.Assigned) and last.round >= round_.number
@@ -328,7 +328,7 @@ class Checks:
                 self.fail(f"{round_} begins, and {other} runs workers of round {workers_of.round}: it was not told")
 
     def _on_begun_again(self, round_: Round) -> None:
-        """Closed stays closed, as long as the endpoint says so."""
+        """A closed job stays closed for as long as the endpoint remembers it."""
         if self._is_forgotten:
             self._give_up(ForgottenError(f"{round_} begins after a verdict that is not in the cell"))
         self.fail(f"{round_} begins after a verdict: {self.verdicts[0]}")
@@ -349,7 +349,7 @@ class Checks:
         return is_member(member) and self._has_connection(member, to)
 
     def _has_connection(self, member: Agent, to: Agent) -> bool:
-        """Whether a coordinator has a connection with a node, which may not have welcomed it yet."""
+        """Whether a node has a connection to a leader, which may not have welcomed it yet."""
         return member.is_alive and has_connection(member, to)
 
     # The agents.
@@ -366,10 +366,10 @@ class Checks:
             self.fail(f"{agent} goes back from {last} to {round_}")
         if last is not None and assigned.fence <= last.fence:
             self.fail(f"{agent}: the fencing number falls from {last.fence} to {assigned.fence}")
-        is_of_other_log = last is not None and last.log != round_.log  # another job, for all that its agents know
+        is_of_other_log = last is not None and last.log != round_.log  # another job, as far as its agents know
         if assigned.restart_count < self._counts.get(agent.node_id, 0) and not is_of_other_log:
             self.fail(f"{agent}: the restart count falls to {assigned.restart_count}")
-        # An agent that was frozen may hear of a round and of the end at once, and its supervisor reads the round first.
+        # An agent that was frozen may receive a round and the verdict at once; its supervisor reads the round first.
         if self._ended_at.get(agent.node_id, math.inf) < self._world.now:
             self.fail(f"{agent} starts workers after the verdict")
         self._counts[agent.node_id] = assigned.restart_count
@@ -382,7 +382,7 @@ class Checks:
         self.failed_in.add(of)
 
     def workers_gone(self, agent: Agent) -> None:
-        """Those that talk to a worker that is gone fail of it, unless they cannot know."""
+        """Workers that talk to one that is gone fail because of it, unless they cannot know."""
         of = self._round_of[agent.node_id]
         for peer in self.agents:
             is_peer = peer is not agent and peer.alive and self._round_of.get(peer.node_id) is of
@@ -390,9 +390,9 @@ class Checks:
                 self._world.after(self._world.random.uniform(0.02, 0.05), partial(peer.lose_peer, peer.alive))
 
     def broke(self, agent: Agent, *, is_silent: bool) -> None:
-        """A connection of its node breaks; if no agent has the other end any more, it was of no use before.
+        """A connection of an agent's node breaks; if no agent holds the other end any more, it was already useless.
 
-        Until a node has reconnected, its coordinator may not know of the break before: it notices that when it writes.
+        Until a node has reconnected, its leader may not know of its previous break: it notices when it writes.
         """
         now, end = self._world.now, connection_of(agent)
         is_certain = is_member(agent) and end is not None and end.peer.is_open
@@ -403,12 +403,12 @@ class Checks:
         )
 
     def hangs_up(self, agent: Agent) -> None:
-        """A node gives its connection up, since it hears nothing: where messages are late, that takes no fault."""
+        """A node drops its connection because nothing arrives; if messages are late, this needs no fault."""
         if self.charges.late_s:
             self.charges.add("break", self._world.now, agent.host, until=self._world.now, node_id=agent.node_id)
 
     def ends(self, agent: Agent, *, is_dark: bool = False) -> None:
-        """A node crashes, or is asked to leave."""
+        """A node crashes or is asked to leave."""
         now, is_certain = self._world.now, agent.group.phase != "barrier"
         if not is_certain:
             self._round_of[agent.node_id].done.add(agent.node_id)
@@ -417,14 +417,14 @@ class Checks:
         )
 
     def falls_silent(self, agent: Agent) -> None:
-        """It stands still for a while."""
+        """An agent freezes for a while."""
         self.charges.add("silence", self._world.now, agent.host, node_id=agent.node_id)
 
     def goes_on(self, agent: Agent) -> None:
         self.charges.is_over("silence", self._world.now, agent.host)
 
     def clock_differs(self, agent: Agent) -> None:
-        """It was put ahead, or has stood still."""
+        """An agent's clock was put ahead or stood still."""
         self.charges.add("clock", self._world.now, agent.host, until=self._world.now, node_id=agent.node_id)
 
     def heard(self, agent: Agent, message: m.LeaderMessage) -> None:
@@ -444,9 +444,10 @@ class Checks:
             self.fail(f"two verdicts: {self.verdicts}")
 
     def look_at_rounds(self, slow_s: float) -> None:
-        """An agent stops its workers a lease and a second after a newer round has begun.
+        """An agent stops its workers within a lease and a second of the start of a newer round.
 
-        Its leader may have given it up a lease before it could know: until then it heard the leader, which did not hear it.
+        Its leader may have given it up a lease before it could know: the leader's messages still reached it, while its own
+        were lost.
         """
         running = {agent.node_id: round_ for agent in self._running if (round_ := self.round_of(agent))}
         newest = max(running.values(), key=_FENCE, default=None)
@@ -461,8 +462,8 @@ class Checks:
             if agent.node_id not in beside:
                 continue
             round_ = running[agent.node_id]
-            # What began anew at an endpoint that has forgotten all is heard of there.  Where the store alone votes, nodes
-            # that are all connected to their leader go on without it.
+            # If the endpoint lost its data and the job began again there, agents find out from the endpoint. Where only
+            # the store votes, nodes that are all connected to their leader continue without it.
             goes_on = endpoint.is_deaf(self._host_of_leader(agent) if agent.settings.has_elections else agent.host)
             if agent.is_frozen or goes_on:
                 self._beside_since.pop(agent.node_id, None)
@@ -480,17 +481,17 @@ class Checks:
     def _running(self) -> list[Agent]:
         return [agent for agent in self.agents if agent.alive and agent.group.phase == "running"]
 
-    # When it is calm.
+    # Once faults have stopped.
 
     def round_of(self, agent: Agent) -> Round | None:
         return self._round_of.get(agent.node_id)
 
     def disagreement(self) -> str:
-        """What keeps those that live from being in one round, or in a place to wait; empty if nothing."""
+        """What keeps the living agents from being in one round or waiting for one; empty if nothing does."""
         living = [agent for agent in self.agents if agent.is_alive]
         if self.verdicts and living:
-            deaf = not self._endpoint.is_up  # the endpoint has gone with node0, and the verdict with it
-            return "" if deaf else f"{living} have not heard the verdict"
+            deaf = not self._endpoint.is_up  # the endpoint is gone with node0, and so is the verdict
+            return "" if deaf else f"{living} have not received the verdict"
         running = [agent for agent in living if agent.group.phase in {"running", "barrier"}]
         waiting = [agent for agent in living if agent.group.phase in {"joining", "preparing", "forming"}]
         rest = [agent for agent in living if agent not in running and agent not in waiting]
@@ -516,6 +517,6 @@ class Checks:
         self._give_up(BrokenPromiseError(what))
 
     def _give_up(self, error: Exception) -> NoReturn:
-        """Also where it is found in a process, which may catch what is raised there."""
+        """Records the error in the world as well: a simulated process may catch what is raised inside it."""
         self._world.fail(error)
         raise error

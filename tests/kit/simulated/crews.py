@@ -1,8 +1,8 @@
-"""Workers that recover in place, simulated: their processes, and what all ranks of one round do together.
+"""Simulated workers that recover in place: their processes, and what all ranks of one round do together.
 
-A process does what `aelastic/training/rounds.py` does: it says `ready`, enters the round that it is told to begin, and
-leaves it when that is over.  The ranks of a round have the state once all of them have formed a group, take steps
-together, and return together.  A rank that waits for one that is gone waits until the round is over.
+A process does what `aelastic/training/rounds.py` does: it sends `ready`, enters a round when its agent sends `begin`, and
+leaves the round when that is over.  The ranks of a round have the state once all of them have formed a group; they take
+steps together and return together.  A rank that waits for one that is gone waits until the round is over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kit.simulated.in_place_checks import InPlaceChecks
 
 STEP_S = 0.25
-TRIES_S = 0.05  # between two tries to form a group, where the network is cut
+TRIES_S = 0.05  # between two attempts to form a group while the network is cut
 # How long a rank takes its peer's closed connection for the end of the round (`aelastic/training/consequence.py`).
 CUT_BY_PEER_S = 10.0
 UNCUT_S = 0.2
@@ -31,11 +31,11 @@ class Place(StrEnum):
     """Where a process is."""
 
     STARTING = auto()  # it imports
-    SAFE = auto()  # it holds no process group, and waits for a round
+    SAFE = auto()  # it has no process group and waits for a round
     IN_ROUND = auto()
-    LEAVING = auto()  # it was told that the round is over
+    LEAVING = auto()  # it knows that the round is over
     DONE = auto()  # its function has returned; it waits for the others
-    LOST_STATE = auto()  # no rank has a whole state; it waits to be ended
+    LOST_STATE = auto()  # no rank has a whole state; it waits for its agent to end it
     ENDED = auto()
 
 
@@ -63,8 +63,8 @@ class Crew:
     """The ranks of one round.
 
     Args:
-        common: what all of them are told alike.
-        size: how many there are.
+        common: the part of the assignment that is the same for all of them.
+        size: how many ranks there are.
     """
 
     workplace: Workplace
@@ -87,7 +87,7 @@ class Crew:
         return self.workplace.world
 
     def _later(self, delay_s: float, do: Callable[[], None]) -> None:
-        """If no rank has left meanwhile; later, while some cannot reach each other."""
+        """Does it after a delay, unless a rank has left by then; retries while some cannot reach each other."""
 
         def done() -> None:
             if self.is_over:
@@ -107,7 +107,7 @@ class Crew:
         return is_cut or any(node.suspended_at is not None for node in nodes)
 
     def _share(self) -> None:
-        """All have formed their group: those that have no state get the newest one."""
+        """All ranks have formed their group: those without a state get the newest one."""
         habits, processes = self.workplace.habits, self.ranks.values()
         step = max(process.step for process in processes)
         source = min((process.rank for process in processes if process.step == step >= 0), default=-1)
@@ -132,7 +132,7 @@ class Crew:
         self._later(STEP_S, self._take_step)
 
     def on_gone(self, process: Process, *, is_dark: bool) -> None:
-        """A rank's process has ended: others fail of that, where nothing ends their round in time."""
+        """A rank's process has ended: others fail because of it, unless something ends their round in time."""
         self.is_over = True
         random = self._world.random
         for peer in self.ranks.values():
@@ -141,7 +141,7 @@ class Crew:
                 continue
             if not peer.opts_in:
                 peer.later(random.uniform(0.02, 0.05), peer.lose_peer)
-            elif not process.node.is_alive:  # its agent has kept no copies of its connections
+            elif not process.node.is_alive:  # its agent holds no copies of its connections
                 peer.later(CUT_BY_PEER_S, peer.lose_peer)
             elif random.random() < 0.1:
                 peer.later(UNCUT_S + random.uniform(0, 0.1), peer.lose_peer)
@@ -153,7 +153,7 @@ class Process:
 
     Args:
         node: its agent.
-        number: which of the rank's processes it is, of this generation.
+        number: counts the rank's processes in this generation.
         opts_in: it calls a function decorated with `in_place`.
     """
 
@@ -163,25 +163,25 @@ class Process:
     number: int
     opts_in: bool
     place: Place = Place.STARTING
-    round: int = -1  # the fence of the one that it is in, or was
+    round: int = -1  # the fence of its current or last round
     rank: int = -1
-    over: int = -1  # what it was told of that
+    over: int = -1  # the round that it knows is over
     told_over_at: float = 0.0
     begin: Assigned | None = None
     in_crew: Crew | None = None
-    step: int = -1  # that of its whole state; -1: it has none
+    step: int = -1  # the step of its whole state; -1: it has no state
     is_fresh: bool = True
     has_shared: bool = False  # in this round
     is_told_end: bool = False
-    is_asked: bool = False  # to end, by its agent
+    is_asked: bool = False  # its agent has asked it to end
     is_victim: bool = False
-    has_failed: bool = False  # of itself, in a round: that is written down
+    has_failed: bool = False  # by itself, in a round; recorded
     is_stuck: bool = False
     has_succeeded: bool = False
     ended_at: float = 0.0
     is_cleared: bool = False
-    says_at: float = 0.0  # its last message arrives then
-    hears_at: float = 0.0  # the last one to it does
+    says_at: float = 0.0  # when its last message arrives
+    hears_at: float = 0.0  # when the last message to it arrives
 
     def __repr__(self) -> str:
         return f"{self.node} {self.local_rank}.{self.number}"
@@ -200,7 +200,7 @@ class Process:
         return self.in_crew
 
     def later(self, delay_s: float, do: Callable[[], None]) -> None:
-        """If it lives then, and is where it is now."""
+        """Does it after a delay, if the process is alive and in the same place then."""
         place, round_ = self.place, self.round
 
         def done() -> None:
@@ -219,14 +219,14 @@ class Process:
     # Its life.
 
     def start(self, assigned: Assigned | None) -> None:
-        """Its modules are imported, then it is at the safe point; or it takes part in this round at once, if there is one."""
+        """Imports its modules, then waits at the safe point; given a round, it takes part in that at once."""
         habits, random = self.workplace.habits, self.workplace.world.random
         self._may_die(habits.dies_starting, habits.starts_s)
         self.is_stuck = self._is(habits.never_ready)
         if self.opts_in:
             self.later(random.uniform(0.01, habits.starts_s), self._arrive)
         elif self.number or assigned is None:
-            self.is_stuck = True  # it looks for the others of a round that is over
+            self.is_stuck = True  # it looks for the other ranks of a round that is over
             if self.workplace.is_calm:
                 self.later(habits.starts_s, self.fail)
         else:
@@ -255,7 +255,7 @@ class Process:
         self._may_die(self.workplace.habits.dies_forming, 0.1)
 
     def share(self, step: int, source: int) -> None:
-        """It has the state a moment later, or is told before that that the round is over."""
+        """Has the state a moment later, unless it learns first that the round is over."""
         self._may_die(self.workplace.habits.dies_sharing, 0.1)
         self.later(self.workplace.world.random.uniform(0, 0.1), lambda: self._have(step, source))
 
@@ -277,14 +277,14 @@ class Process:
         self._may_die(self.workplace.habits.dies_done, 0.3)
 
     def say(self, event: g.Event) -> None:
-        """Over its socket, in order.  An agent that is frozen reads it later."""
+        """Sends an event over its socket, in order.  A frozen agent reads it later."""
         if not self.opts_in:
             return
         world = self.workplace.world
         self.says_at = max(self.says_at, world.now + world.random.uniform(0, 0.005))
         world.at(self.says_at, lambda: self.node.hear(self, event))
 
-    # What it is told.
+    # What its agent sends.
 
     def hear_begin(self, assigned: Assigned) -> None:
         self.begin = assigned
@@ -300,7 +300,7 @@ class Process:
         self.place = Place.LEAVING
         self.crew.is_over = True
         if not self.has_shared and self.step < 0:
-            self.is_fresh = self.is_fresh and random.random() < 0.5  # it was given the state in pieces
+            self.is_fresh = self.is_fresh and random.random() < 0.5  # it received the state in pieces
         elif self._is(habits.tears):
             self.step = -1
         self.is_stuck = self._is(habits.sticks)
@@ -314,7 +314,7 @@ class Process:
             self.later(self.workplace.world.random.uniform(0, 0.05), lambda: self.end(has_succeeded=True))
 
     def wake_up(self) -> None:
-        """What held it up is over."""
+        """Ends a hang of the process."""
         if self.is_stuck and not self.opts_in:
             self.fail()
         elif self.is_stuck and self.place in {Place.STARTING, Place.LEAVING}:
@@ -332,7 +332,7 @@ class Process:
         self.end()
 
     def end(self, *, has_succeeded: bool = False, is_dark: bool = False) -> None:
-        """It has ended, for whatever reason."""
+        """It ends, for any reason."""
         if not self.is_alive:
             return
         was_in_round = self.place in {Place.IN_ROUND, Place.DONE, Place.LEAVING, Place.LOST_STATE}
@@ -349,14 +349,14 @@ class Workplace:
     world: World
     checks: InPlaceChecks
     habits: Habits
-    works_s: float | None = None  # for so long, in one round
+    works_s: float | None = None  # how long, in one round
     is_calm: bool = False
     is_work_done: bool = False
-    # By fence and token: two jobs may have the same fence, where one knows nothing of the other.
+    # By fence and token: two jobs that do not know of each other may have the same fence.
     crews: dict[tuple[int, str], Crew] = field(default_factory=dict[tuple[int, str], Crew])
 
     def crew_of(self, process: Process, assigned: Assigned) -> Crew:
-        """The ranks of the round that its node was assigned to last."""
+        """The crew of the round that its node was last assigned to."""
         round_ = self.checks.round_of(process.node)
         token, ranks = "" if round_ is None else round_.token, assigned.ranks
         meets = assigned.master_addr, assigned.master_port

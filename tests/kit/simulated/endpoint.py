@@ -1,7 +1,7 @@
-"""What the checks of a simulated job know of its endpoint: what is in the cell, and what may go wrong on the way to it.
+"""The endpoint of a simulated job, as the checks see it: the content of the cell, and the faults on the path to it.
 
-Each agent has the real cell, over simulated stores (`stores.py`).  Request and answer may be late or lost, each by itself: a
-write whose answer is lost has been made.
+Each agent uses the real cell over simulated stores (`stores.py`).  A request and its answer may each be late or lost: a
+write whose answer is lost has still been made.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class EndpointFaults(Record):
 
     request_lost: float = 0.0
     answer_lost: float = 0.0
-    late: float = 0.0  # done seconds after the caller was told that it failed
+    late: float = 0.0  # done seconds after the caller saw it fail
 
     @property
     def any(self) -> bool:
@@ -34,16 +34,16 @@ class EndpointFaults(Record):
 
 
 class Endpoint:
-    """What the endpoint says of the one run id there is.
+    """The state of the endpoint for the only run id.
 
     Args:
-        world: where it stands.
-        hosts: with whose agents it comes and goes.
+        world: where it lives.
+        hosts: the hosts whose agents it comes and goes with.
     """
 
     is_up = True
-    is_silent = False  # and no caller gets an answer
-    asks_again_s = 0.0  # a question whose answer a cut has swallowed is asked again so late, at most
+    is_silent = False  # if true, no caller gets an answer
+    asks_again_s = 0.0  # how late, at most, a question is repeated if a cut swallowed its answer
 
     def __init__(self, world: World, hosts: Sequence[str] = ()) -> None:
         self._world, self.hosts = world, hosts
@@ -51,27 +51,27 @@ class Endpoint:
         self.on_write: Callable[[SimulatedProcess], None] = lambda _: None  # called when one begins
         self.wiped_at = -1.0
         self.elections: list[tuple[float, StoredCell]] = []  # the first cell of each leader, and when it was written
-        self.closed_at: float | None = None  # when it was told how the job ended
-        self._verdict: Any = None  # the entry that said so
+        self.closed_at: float | None = None  # when the verdict was written to it
+        self._verdict: Any = None  # the entry with the verdict
         self.stored: StoredCell | None = None
 
     @property
     def has_forgotten(self) -> bool:
-        """Whether it was told how the job ended, and does not say so any more."""
+        """Whether it has lost the verdict that was written to it."""
         committed = None if self.stored is None else self.stored.cell.committed
         return self.closed_at is not None and committed != self._verdict
 
     @property
     def needed_hosts(self) -> Sequence[str]:
-        """Without an agent on each of them the job cannot go on."""
+        """The job cannot continue without an agent on each of these."""
         return self.hosts
 
     def reached_by(self, process: SimulatedProcess) -> EndpointCell:
-        """The endpoint, as one process has it."""
+        """The endpoint, as one process reaches it."""
         raise NotImplementedError
 
     def look(self) -> None:
-        """Notes what is written."""
+        """Records what was written."""
         raise NotImplementedError
 
     def note(self, text: bytes) -> None:
@@ -85,7 +85,7 @@ class Endpoint:
             self.closed_at, self._verdict = self._world.now, cell.committed
 
     def is_deaf(self, host: str) -> bool:
-        """Whether a host may get no answer."""
+        """Whether a host may not get an answer."""
         raise NotImplementedError
 
     def is_served_by(self, host: str) -> bool:
@@ -101,7 +101,7 @@ class Endpoint:
 
 @dataclass
 class Question:
-    """What a process waits for, unless it has been cancelled."""
+    """An operation that a process waits for, unless it has been cancelled."""
 
     name: str
     do: Callable[[], Any]

@@ -1,7 +1,7 @@
-"""The event loop of a simulated process: asyncio's interface, on the time of a world.
+"""The event loop of a simulated process: asyncio's interface, on a world's time.
 
-What is ready runs at once, in the order of asyncio, and takes no time.  Timers go off by the clock of the machine, a
-little late.  Nothing runs while the process is frozen, and nothing any more once it has ended.
+Ready callbacks run at once, in asyncio's order, and take no time.  Timers fire by the machine's clock, slightly late.
+Nothing runs while the process is frozen or after it has ended.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from kit.simulated.sockets import ListeningSocket, Socket, Transport
 if TYPE_CHECKING:
     from kit.simulated.process import SimulatedProcess
 
-# So many callbacks in a row, without any time passing, are a loop that never ends.
+# This many callbacks in a row without any time passing are an endless loop.
 CALLBACKS_MAX = 100_000
-# How late a timer goes off.
+# How late a timer fires.
 LATE_S = 1e-6, 0.003
-# To end the tasks of a process takes a few timers at most: those of farewells.
+# Ending the tasks of a process takes a few timers at most, those of farewells.
 FAREWELLS_MAX = 1000
 CANCELLED_MAX = 64
 
 
 class RunawayError(AssertionError):
-    """A process runs on and on, and no time passes."""
+    """A process runs endlessly while no time passes."""
 
 
 class EventLoop(AbstractEventLoop):
     """The loop of one process.
 
     Args:
-        process: whose; it has the world, and the clock.
+        process: its process, which has the world and the clock.
     """
 
     def __init__(self, process: SimulatedProcess) -> None:
@@ -48,21 +48,21 @@ class EventLoop(AbstractEventLoop):
         self._timers: list[tuple[float, int, TimerHandle]] = []
         self._cancelled = 0  # timers
         self._numbers = itertools.count()
-        self._armed_for: float | None = None  # the timer for which the world wakes this loop up
+        self._armed_for: float | None = None  # the timer for which the world wakes this loop
         self._readers: dict[int, Handle] = {}
         self._roots: list[Task[None]] = []
-        self._afterlife: float | None = None  # the time of a process that has ended, while its tasks are
+        self._afterlife: float | None = None  # the time of a process that has ended, while its tasks are ended
 
     # What happens to the process.
 
     def start(self, main: Coroutine[Any, Any, None], done: Callable[[Task[None]], None]) -> None:
-        """Begins a program of the process, which runs."""
+        """Starts a program of the running process."""
         root: Task[None] = self.create_task(main, name="main")
         root.add_done_callback(done)
         self._roots.append(root)
 
     def run(self, call: Callable[[], object]) -> None:
-        """Calls something that happens to the process, and runs what follows from it."""
+        """Calls something that happens to the process, and runs its consequences."""
         assert asyncio._get_running_loop() is None, "one process runs at a time"
         assert self.process.world.is_passing, "processes run while time passes"
         asyncio._set_running_loop(self)
@@ -85,7 +85,7 @@ class EventLoop(AbstractEventLoop):
         raise RunawayError(f"{process} runs on and on; next: {list(itertools.islice(ready, 5))}")
 
     def fire(self) -> None:
-        """Timers whose time has come are ready."""
+        """Makes due timers ready."""
         now, timers = self.time(), self._timers
         while timers and (timers[0][2]._cancelled or timers[0][0] <= now):
             _, _, timer = heapq.heappop(timers)
@@ -94,7 +94,7 @@ class EventLoop(AbstractEventLoop):
                 self._ready.append(timer)
 
     def arm(self, *, is_clock_new: bool = False) -> None:
-        """Has the world wake this loop up for its next timer."""
+        """Makes the world wake this loop for its next timer."""
         timers = self._timers
         while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
@@ -114,7 +114,7 @@ class EventLoop(AbstractEventLoop):
             self.run(self.fire)
 
     def bury(self) -> None:
-        """Ends the tasks of a process that has ended: nothing that they do then has any effect on the world."""
+        """Ends the tasks of a process that has ended; their actions have no effect on the world."""
         if self._afterlife is not None:
             return
         self._afterlife = self.time()
@@ -180,7 +180,7 @@ class EventLoop(AbstractEventLoop):
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Nobody has caught an exception: that is a bug."""
+        """Reports an exception that nobody caught, which is a bug."""
         error = context.get("exception") or AssertionError(context["message"])
         if self._afterlife is None:
             self.process.world.fail(error)

@@ -1,7 +1,7 @@
-# ruff: noqa: T201  a program says what it found
-"""Recovery in place, simulated: a whole job whose workers recover in place, among faults of a seed.
+# ruff: noqa: T201  a program prints its results
+"""A simulation of recovery in place: a whole job whose workers recover in place, among faults from one seed.
 
-`PYTHONPATH=tests python -m kit.simulated.in_place SEED` replays a seed, and prints what happened.
+`PYTHONPATH=tests python -m kit.simulated.in_place SEED` replays a seed and prints what happened.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from kit.simulated.simulation import LEASE_S, Faults, Simulation, Size
 from kit.simulated.supervisor import Agent
 from kit.simulated.world import TRACE_MAX
 
-# From when all are in one round until they train: a replacement's import, a group, the state, a step.
+# From the moment all are in one round until they train: a replacement's import, a group, the state, a step.
 TRAINS_S = 10.0
-SECOND_S = 0.06  # a second worker is lost within so long
+SECOND_S = 0.06  # a second worker is lost within this time
 
 
 @dataclass(frozen=True)
 class WorkerFaults:
-    """What goes wrong with workers, and how often in a whole run."""
+    """Faults of workers, and how often each happens in a whole run."""
 
     kills: int = 0
     doubles: float = 0.0  # chance that another one is lost at once
@@ -140,7 +140,7 @@ class InPlaceSimulation(Simulation):
 
 
 def in_place_simulation_of(seed: int) -> InPlaceSimulation:
-    """The job and the faults that a seed stands for."""
+    """The job and the faults of a seed."""
     dice = random.Random(f"in place {seed}")
     nodes = dice.choice((1, 2, 2, 3, 3, 4))
     min_nodes = dice.randint(1, nodes)

@@ -1,6 +1,6 @@
-"""An agent of the simulation whose workers recover in place: several on its node, each in processes one after the other.
+"""A simulated agent whose workers recover in place: several on its node, each a sequence of processes.
 
-The shells are those of `agent/run.py`, `agent/generation.py` and `agent/worker_links.py`.
+It simulates the shells `agent/run.py`, `agent/generation.py` and `agent/worker_links.py`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ FAILS = ("killed", "raised")
 
 
 class InPlaceAgent(Agent):
-    """Takes what `Agent` does, and where its workers work."""
+    """An agent whose workers belong to a workplace; takes the arguments of `Agent` besides."""
 
     def __init__(self, workplace: Workplace, *args: Any, opt_in: float, **more: Any) -> None:
         self.workplace, self.checks, self.opt_in = workplace, workplace.checks, opt_in
         self.processes: dict[int, Process] = {}  # by local rank, the present ones
-        self.in_round: Assigned | None = None  # as its workers know it: told to begin, and not told that it is over
+        self.in_round: Assigned | None = None  # as its workers know it: begun, and not known to be over
         self.thawed_at = 0.0
         self._links: dict[int, Process] = {}  # open sockets
         self._joins, self._told_at = 0, 0.0
         self._source: RunEventSource | None = None
         super().__init__(*args, **more)
 
-    # What it hears.
+    # What it receives.
 
     def handle(self, event: g.Event) -> None:
         if self._source is None:
@@ -49,7 +49,7 @@ class InPlaceAgent(Agent):
         super().thaw()
 
     def hear(self, process: Process, event: g.Event) -> None:
-        """A worker says something; what comes once its socket is closed is not read."""
+        """A worker sends an event; anything that arrives after its socket is closed is not read."""
 
         def heard() -> None:
             if self._links.get(process.local_rank) is process:
@@ -95,7 +95,7 @@ class InPlaceAgent(Agent):
                 super()._carry_out(action)
 
     def _join(self, after: int, *, are_ready: bool) -> None:
-        """In place, once the store of the last round is gone."""
+        """Joins in place, once the store of the last round is gone."""
         self.checks.joins(self)
         self._joins += 1
         number, ready = self._joins, self._ready(after)
@@ -112,7 +112,7 @@ class InPlaceAgent(Agent):
         self.world.after(self.world.random.uniform(0, 0.02), partial(self.post, object(), join))
 
     def _spawn(self, generation: int, assigned: Assigned | None) -> None:
-        """Starts the workers: for a round, or ahead of it."""
+        """Starts the workers, for a round or ahead of it."""
         if assigned is None:
             self.checks.starts_ahead(self)
         else:
@@ -150,7 +150,7 @@ class InPlaceAgent(Agent):
         self._start(generation, local_rank, number, self.round_of_workers)
 
     def _begin(self, local_ranks: tuple[int, ...], assigned: Assigned) -> None:
-        """The words go out a moment later, to the processes that are there now."""
+        """Sends `begin` a moment later, to the processes that exist now."""
         is_next = assigned is not self.round_of_workers
         if is_next:
             self.checks.continues(self, assigned)
@@ -184,7 +184,7 @@ class InPlaceAgent(Agent):
             self._signal(rank, signum)
 
     def _kill(self, generation: int, local_ranks: tuple[int, ...]) -> None:
-        """Where their stacks were taken: workers that have left their round meanwhile live on."""
+        """Kills workers whose stacks were dumped; those that have left their round meanwhile survive."""
         if generation != self.group.generation:
             return
         is_in_place = self.group.phase in {Phase.LEAVING, Phase.FORMING, Phase.RUNNING}
@@ -206,7 +206,7 @@ class InPlaceAgent(Agent):
     # What its workers do.
 
     def on_end(self, process: Process) -> None:
-        """A process has ended; the agent sees it a moment later, and then that nothing of it is left."""
+        """A process ends; the agent sees it a moment later, and after that sees that nothing is left of it."""
         if not any(each.is_alive for each in self.processes.values()):
             self.alive = 0
         how = "succeeds" if process.has_succeeded else "is asked to end" if process.is_asked else "ends"
@@ -222,7 +222,7 @@ class InPlaceAgent(Agent):
             is_known = process.is_asked or rank in self.group.exits.failed
             event = g.Exited(process.generation, rank, None if is_known else failure, self.now)
             self.checks.ended_at[id(event)] = event, process, gone_at
-            # The first to end is the first to be told.
+            # Ends are reported in the order in which they happen.
             self._told_at = max(self._told_at, self.world.now + random.uniform(0, POSTMORTEM_S))
             self.world.at(self._told_at, partial(self.post, "ends", partial(self.tell_group, event)))
             self.world.at(self._told_at + leftover_s + 1e-4, partial(self.post, "ends", clear))
@@ -242,7 +242,7 @@ class InPlaceAgent(Agent):
         return ProcessFailure.from_elsewhere(self.host, rank, process.local_rank, 1, exitcode, message, "", 0)
 
     def find_unhealthy(self, process: Process) -> None:
-        """It hangs in its round."""
+        """A process hangs in its round."""
 
         def found() -> None:
             if process.is_alive and self.processes.get(process.local_rank) is process:
@@ -255,12 +255,12 @@ class InPlaceAgent(Agent):
         self.post(object(), found)
 
     def succeed_now(self) -> None:
-        """Its workers return once all have the state."""
+        """Its workers return once all of them have the state."""
 
     def _end(self, end: str, how: str) -> None:
         self.checks.agent_ends(self, end)
         self.is_alive = False
         for process in self.processes.values():
             process.end(is_dark=how == "dark")
-        self.alive = 0  # where they were about to start, too
+        self.alive = 0  # also if they were about to start
         super()._end(end, how)

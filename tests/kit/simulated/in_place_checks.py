@@ -1,7 +1,7 @@
-"""What always holds where workers recover in place, by books of its own: who was told what, which processes there are.
+"""Invariants of recovery in place, checked against a record of its own: who received what, and which processes exist.
 
-Nothing is read back from the worker groups but what a person sees too: the line that says why workers do not continue
-in place after all, and how a run has ended.
+The checks read nothing back from the worker groups except what a person can also see: the line that gives the reason
+why workers do not continue in place after all, and how a run ended.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from kit.simulated.in_place_agent import InPlaceAgent
     from kit.simulated.supervisor import Agent
 
-# A late worker is killed once its stack was taken; timers are late by milliseconds.
+# A late worker is killed once its stack has been dumped; timers are late by milliseconds.
 LATE_S = 1.0
-# What a coordinator has heard for so long it has decided by.
+# A leader's decisions reflect everything it received at least this long ago.
 KNOWN_S = 1.0
-# What ends a round in place if all workers of the job have opted in.
+# Causes that end a round in place if all workers of the job have opted in.
 IN_PLACE = {
     CauseKind.FAILURE,
     CauseKind.NODE_LOST,
@@ -45,26 +45,26 @@ IN_PLACE = {
 
 @dataclass
 class Move:
-    """What became of a node's workers between two rounds."""
+    """What happened to a node's workers between two rounds."""
 
     last: int  # the fence of the round before
     kept: int  # processes
-    has_lost_all: bool  # without its agent's doing
-    is_lost: bool  # the round went on, or was ended, without it, or its workers had been let go
-    reason: str  # as its agent has said it
-    told_by: str  # the leader that ended the round before
+    has_lost_all: bool  # without its agent's involvement
+    is_lost: bool  # the round continued or ended without it, or its workers had been released
+    reason: str  # as its agent logged it
+    told_by: str  # the leader that ended the previous round
 
 
 @dataclass
 class Book:
-    """What is written down of one node."""
+    """The record of one node."""
 
-    told: m.Interrupted | None = None  # of the round that its workers are in
-    told_by: str = ""  # by which leader
-    over: set[int] = field(default_factory=set[int])  # rounds that its workers' supervisor knows to be over, by number
+    told: m.Interrupted | None = None  # about the round that its workers are in
+    told_by: str = ""  # the leader that sent it
+    over: set[int] = field(default_factory=set[int])  # numbers of rounds that its workers' supervisor knows are over
     reason: str = ""  # why its workers do not continue in place
-    stops: list[tuple[Process, int]] = field(default_factory=list[tuple[Process, int]])  # that an event has led to
-    unhealthy: set[int] = field(default_factory=set[int])  # processes that were found to hang, by `id`
+    stops: list[tuple[Process, int]] = field(default_factory=list[tuple[Process, int]])  # caused by one event
+    unhealthy: set[int] = field(default_factory=set[int])  # processes found hanging, by `id`
     last: int = -1  # fence of the round that its workers were in
     has_released: bool = False  # its workers may end
 
@@ -73,22 +73,22 @@ class InPlaceChecks(Checks):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.processes: list[Process] = []
-        # By the `id` of an event that tells of an end: the event, so that no other one has its `id`, whose end, and when.
+        # By the `id` of an event that reports an end: the event (so that its `id` is not reused), the process and the time.
         self.ended_at: dict[int, tuple[g.Event, Process, float]] = {}
         self.moves: defaultdict[int, dict[str, Move]] = defaultdict(dict)  # by fence and node
-        self.counts: Counter[str] = Counter()  # of what has come about
+        self.counts: Counter[str] = Counter()  # of what happened
         self.mixed: Counter[str] = Counter()  # rounds that only some nodes continued in place, by the reason of others
         self._inside: defaultdict[tuple[str, int], list[Process]] = defaultdict(list)  # by node and fence
-        self._ends: dict[tuple[str, int], bool] = {}  # by token and round: whether it ends in place, as it was said
+        self._ends: dict[tuple[str, int], bool] = {}  # by token and round: whether it was announced to end in place
         self._books: defaultdict[str, Book] = defaultdict(Book)  # by node
         self._opted_in: dict[tuple[str, str], tuple[int, float]] = {}  # by token and node: in which round, and when
-        self._starts: dict[tuple[str, str], m.Starts] = {}  # by token and node: what it has said of its next workers
-        self._failed_at: dict[tuple[str, int], float] = {}  # by token and round: when the first failure was heard
-        self._unsure: set[Round] = set()  # that victims have ended: of a worker whose agent was frozen, or is gone
+        self._starts: dict[tuple[str, str], m.Starts] = {}  # by token and node: what it reported about its next workers
+        self._failed_at: dict[tuple[str, int], float] = {}  # by token and round: when the first failure was reported
+        self._unsure: set[Round] = set()  # a victim was reported first: the agent of the cause was frozen, or is gone
         self._asked_at = -1.0
-        self._has_finished: set[tuple[str, int]] = set()  # rounds of which a node has told that it has
+        self._has_finished: set[tuple[str, int]] = set()  # rounds that a node has reported as finished
 
-    # The coordinator.
+    # The leader.
 
     def coordinator_hears(self, leader: Coordination, message: m.NodeMessage) -> None:
         token = leader.token
@@ -116,7 +116,7 @@ class InPlaceChecks(Checks):
             self._check_in_place(agent, leader, node_id, message)
 
     def _check_in_place(self, agent: Agent, leader: Coordination, node_id: str, message: m.Interrupted) -> None:
-        """A round ends in place if, and only if, all workers of the nodes that are left have opted in."""
+        """A round ends in place if and only if all workers of the remaining nodes have opted in."""
         round_ = self._round_that_ends(leader, node_id, message.round)
         if round_ is None or message.decision.cause.kind not in IN_PLACE:
             return
@@ -135,9 +135,9 @@ class InPlaceChecks(Checks):
         if message.in_place and not all(can_leave) and is_whole:
             self.fail(f"{round_} ends in place, and not all of its workers have opted in")
         are_long = all(self._has_long_opted_in(token, each, round_) for each in round_.heard)
-        is_asked = self._asked_at >= round_.began_at  # by a person: that ends processes
+        is_asked = self._asked_at >= round_.began_at  # by a person, which ends processes
         has_finished = (token, round_.number) in self._has_finished
-        are_told = len(round_.heard) == round_.common[-1]  # else one was lost before it heard of the round
+        are_told = len(round_.heard) == round_.common[-1]  # else a node was lost before it learned of the round
         is_bound = are_long and are_told and is_whole and not is_asked and not has_finished
         if not message.in_place and known and is_bound:
             self.fail(
@@ -145,11 +145,11 @@ class InPlaceChecks(Checks):
             )
 
     def _were_ready(self, token: str, node_id: str) -> bool:
-        """Whether the workers of a node waited for the round at the safe point, as far as its leader has heard."""
+        """Whether the workers of a node waited for the round at the safe point, as far as its leader knows."""
         return self._starts.get((token, node_id)) is m.Starts.READY
 
     def _has_long_opted_in(self, token: str, node_id: str, round_: Round) -> bool:
-        """Whether a leader knows that, or one before it did, if the node is gone."""
+        """Whether a leader has known for long that a node opted in; if the node is gone, an earlier leader will do."""
         is_alive = any(each.node_id == node_id and each.is_alive for each in self.agents)
         tokens = [token] if is_alive else [each for each, other in self._opted_in if other == node_id]
         known = [self._opted_in.get((each, node_id), (0, 0.0)) for each in tokens]
@@ -157,13 +157,13 @@ class InPlaceChecks(Checks):
         return any(number == round_.number and at < by for number, at in known)
 
     def _check_charge(self, round_: Round, restart_count: int) -> None:
-        """What a person asks for ends a round for free, and may be decided before a failure is heard."""
+        """A person's request ends a round for free, and may be decided before a failure is known."""
         last = self._last_before(round_.number)
         if last is None or (self._asked_at < last.began_at and last not in self._unsure):
             super()._check_charge(round_, restart_count)
 
     def broke(self, agent: Agent, *, is_silent: bool) -> None:
-        """A node whose workers are in no round loses none by that, though it may have been assigned to one."""
+        """A node whose workers are not in a round loses none of them, though it may have been assigned to a round."""
         super().broke(agent, is_silent=is_silent)
         self.charges.faults[-1].is_certain &= agent.in_round is not None  # type: ignore[attr-defined]
 
@@ -184,7 +184,7 @@ class InPlaceChecks(Checks):
                     book.unhealthy.add(id(process))
                 if is_present and is_new and not process.is_victim:
                     self._fails(agent, process, at)
-                elif is_present and is_new:  # an agent that was frozen may hear of a victim first
+                elif is_present and is_new:  # an agent that was frozen may see a victim first
                     for each in agent.processes.values():
                         if not each.is_alive and not (each.is_asked or each.is_victim or each.has_succeeded):
                             self._fails(agent, each, each.ended_at)
@@ -194,12 +194,12 @@ class InPlaceChecks(Checks):
                 pass
 
     def ends_by_itself(self, agent: InPlaceAgent, process: Process) -> None:
-        """A worker's process ends that was not asked to; an agent that is frozen may never tell."""
+        """A worker's process ends without being asked to; a frozen agent may never report it."""
         if not agent.is_frozen and not process.is_victim:
             self._fails(agent, process, self._world.now)
 
     def _fails(self, agent: InPlaceAgent, process: Process, at: float) -> None:
-        """A worker fails of itself, in a round that is not over for its node."""
+        """A worker fails by itself, in a round that is not over for its node."""
         assigned = agent.in_round
         if process.has_failed or assigned is None:
             return
@@ -229,7 +229,7 @@ class InPlaceChecks(Checks):
             agent.in_round = None
 
     def _check_stop(self, agent: InPlaceAgent, book: Book, process: Process, signum: int, event: g.Event) -> None:
-        """A worker that has the state does not end because of another one's failure, unless somebody says why."""
+        """A worker that has the state is not stopped because another one failed, unless a reason is logged."""
         if process.step < 0 or not process.opts_in or id(process) in book.unhealthy or book.has_released:
             return
         if agent.is_leaving or agent.node_id in self._ended_at or isinstance(event, m.Ended | g.StopRequested):
@@ -240,13 +240,13 @@ class InPlaceChecks(Checks):
         if not have_opted_in or any(each.place is Place.STARTING for each in agent.processes.values()):
             return  # it cannot recover in place
         if book.told is not None and not book.told.in_place:
-            return  # as its coordinator has decided (`_check_in_place`), or it knows no coordinator
-        self.fail(f"{process} has the state, and is stopped after {event}: nobody has said why")
+            return  # as its leader decided (`_check_in_place`), or it has no leader
+        self.fail(f"{process} has the state, and is stopped after {event}: no reason was logged")
 
     # The agents' workers.
 
     def starts_ahead(self, agent: InPlaceAgent) -> None:
-        """Workers are started before a round takes their node in."""
+        """An agent starts workers before its node is in a round."""
         alive = [process for process in agent.processes.values() if process.is_alive]
         if alive:
             self.fail(f"{agent} starts workers, and {alive} live")
@@ -262,18 +262,18 @@ class InPlaceChecks(Checks):
         self._moves(agent, assigned, kept=0, has_lost_all=has_lost_all)
 
     def _is_lost(self, process: Process) -> bool:
-        """Whether a process has ended by itself, hung, or did not leave its round in time."""
+        """Whether a process ended by itself, hung, or did not leave its round in time."""
         is_late = self._is_late(process, process.ended_at)
         return not process.is_asked or is_late or id(process) in self._books[process.node.node_id].unhealthy
 
     def _is_late(self, process: Process, at: float) -> bool:
-        """Whether it was told long ago that its round is over, by the clock of its node, and has not left it."""
+        """Whether it learned long ago, by its node's clock, that its round is over, and has still not left it."""
         told_at, node = process.told_over_at, process.node
         is_clock_ahead = told_at <= max(node.jumped_at, node.thawed_at) <= at
         return process.over >= 0 and (at - told_at >= GRACE_S * 0.97 or is_clock_ahead)
 
     def continues(self, agent: InPlaceAgent, assigned: m.Assigned) -> None:
-        """Workers are told to begin the next round."""
+        """Workers receive the order to begin the next round."""
         book = self._books[agent.node_id]
         if assigned.round in book.over:
             self.fail(f"{agent} begins round {assigned.round}, and knows that it is over")
@@ -283,11 +283,11 @@ class InPlaceChecks(Checks):
         self._moves(agent, assigned, kept=len(kept), has_lost_all=not kept)
 
     def _moves(self, agent: InPlaceAgent, assigned: m.Assigned, *, kept: int, has_lost_all: bool) -> None:
-        """All nodes of a round keep processes, or none does."""
+        """Either all nodes of a round keep processes, or none does."""
         book = self._books[agent.node_id]
         moves = self.moves[assigned.fence]
         is_lost = book.told is not None and (book.told.went_on or book.told.decision.cause.kind not in IN_PLACE)
-        is_lost |= book.has_released  # its functions had returned, and its processes were ending
+        is_lost |= book.has_released  # its functions have returned and its processes are ending
         moves[agent.node_id] = Move(book.last, kept, has_lost_all, is_lost, book.reason, book.told_by)
         book.last, book.told, book.reason, book.has_released = assigned.fence, None, "", False
         of_one = [(node, move) for node, move in moves.items() if move.last == moves[agent.node_id].last >= 0]
@@ -297,20 +297,20 @@ class InPlaceChecks(Checks):
         for node, move in of_one:
             if move.kept or move.has_lost_all or move.is_lost or move.told_by not in decided_by:
                 continue
-            if not move.reason or "rounds in a row" in move.reason:  # which the leader knows before
+            if not move.reason or "rounds in a row" in move.reason:  # the leader already knows about those
                 self.fail(
                     f"{node} starts other workers for the round {assigned.round}, which {of_one} continue in place"
                 )
             self.mixed[_kind(move.reason)] += 1
 
     def _leader_of(self, agent: Agent) -> str:
-        """The one that it is connected to; or that has just left, or nobody."""
+        """The leader that it is connected to, even if that has just left; empty without one."""
         end = connection_of(agent)
         leader = None if end is None else coordination_of(end.peer.process)  # type: ignore[arg-type]
         return "" if leader is None else leader.token
 
     def enters(self, process: Process, assigned: m.Assigned) -> None:
-        """A worker enters a round: each rank of it has one process, and all ranks have left the last one."""
+        """A worker enters a round: each rank has one process, and all ranks have left the previous round."""
         crew = process.crew
         ranks = assigned.ranks
         told = (ranks.world_size, ranks.group_world_size, assigned.round, assigned.restart_count)
@@ -330,7 +330,7 @@ class InPlaceChecks(Checks):
                     self.fail(f"{process} begins round {assigned.round}, and {each} is still in one before it")
 
     def joins(self, agent: InPlaceAgent) -> None:
-        """A node is ready for the next round: nothing of its workers is left, or all are at the safe point."""
+        """A node is ready for the next round: its workers are gone, or all of them are at the safe point."""
         alive = [process for process in agent.processes.values() if process.is_alive]
         away = [process for process in alive if process.place is not Place.SAFE]
         if away:
@@ -351,7 +351,7 @@ class InPlaceChecks(Checks):
             self.fail(f"{agent} lets its workers go, and {busy} are not done")
 
     def agent_ends(self, agent: InPlaceAgent, end: str) -> None:
-        """No process is lost track of."""
+        """An agent that ends leaves no process behind."""
         if end in {"crashed", "gave up"}:
             return
         alive = [process for process in agent.processes.values() if process.is_alive]
@@ -361,7 +361,7 @@ class InPlaceChecks(Checks):
     # While time passes.
 
     def look_at_processes(self) -> None:
-        """Each process is known to its agent; none stays in a round that is over."""
+        """Every process is known to its agent, and none stays in a round that is over."""
         now = self._world.now
         self.processes = [process for process in self.processes if process.is_alive]
         for process in self.processes:
@@ -391,7 +391,7 @@ class InPlaceChecks(Checks):
             self.fail(f"{alive} live, and the job has ended")
 
     def succeeds(self, agent: InPlaceAgent) -> None:
-        """A node says that it has finished: each function has returned, and was told that all had."""
+        """A node reports that it has finished: each function has returned and knows that all others have."""
         for process in agent.processes.values():
             if not process.has_succeeded or (process.opts_in and not process.is_told_end):
                 self.fail(f"{agent} has finished, and {process} has not returned")

@@ -1,6 +1,7 @@
-"""What the checks and the faults know of the inside of an agent's rendezvous: the only module that looks there.
+"""Looks inside an agent's rendezvous, for the checks and the faults; no other module does.
 
-What supervisors submit and hear says most; the rest is here, so that a change of the shells or of their cores is one here.
+Most checks need only what supervisors submit and receive.  The rest is here, so that a change of the shells or their cores
+changes one module of the simulation.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ if TYPE_CHECKING:
 
 
 class Coordination:
-    """What is known of an agent's leadership, beside what it says."""
+    """What is known about an agent's leadership, besides the messages that it sends."""
 
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
 
     @property
     def token(self) -> str:
-        """Of it, as the cell has it."""
+        """Its token in the cell."""
         return self._leader.connections.token
 
     @property
@@ -55,7 +56,7 @@ class Coordination:
 
     @property
     def awaits_quorum(self) -> bool:
-        """Whether it may decide nothing for now, so that what nodes report waits."""
+        """Whether it may not decide anything for now, so that reports of nodes wait."""
         return not self._leader.log.mandate
 
     @property
@@ -63,7 +64,7 @@ class Coordination:
         return self._leader.has_stepped_down
 
     def lacks(self, living: set[str]) -> set[str]:
-        """The voters for want of which it has no quorum, even if all those vote that live, by their names."""
+        """Names of the voters whose votes it lacks for a quorum even if all living voters vote."""
         log = self._leader.log
         last = leading.last_whole(log)
         if log.mandate or last is None:
@@ -76,23 +77,23 @@ class Coordination:
         return voters - found.known - found.replaced
 
     def has(self, node_id: str) -> bool:
-        """Whether it has a connection with a node: it may have given one up, and have yet to say so."""
+        """Whether it is connected to a node: it may have given the node up without having announced that yet."""
         return self._leader.connections.is_connected(node_id)
 
     @property
     def log_name(self) -> str | None:
-        """Of the log that it leads; `None`: none is founded yet."""
+        """The name of the log that it leads; `None` if the log is not founded yet."""
         return log_of(self._leader.log.node.committed)
 
     def round_of(self, node_id: str) -> int:
-        """The number of the round that a node takes part in now; 0: none."""
+        """The number of the round that a node takes part in now; 0 if it is in no round."""
         core = self._leader.coordinator
         is_running = core.phase is CoordinatorPhase.RUNNING
         return core.round if is_running and node_id in core.roster.participants else 0
 
 
 def _told_by(status: Status, before: Status | None) -> list[NodeMessage]:
-    """What a node tells its leader with a status; the first one repeats what it had told one before."""
+    """The messages in a node's status to its leader; its first status repeats what it told an earlier leader."""
     node_id, past, told = status.node.node_id, status.past, list[NodeMessage]()
     was = None if before is None else before.past
     is_ready_anew = past.phase is NodePhase.READY and (before is None or status.ready_count != before.ready_count)
@@ -109,7 +110,7 @@ def _told_by(status: Status, before: Status | None) -> list[NodeMessage]:
 
 
 class ObservedLink(AgentLink):
-    """Tells its agent what it hears and does."""
+    """Reports to its agent what it receives and does."""
 
     agent: Agent
 
@@ -129,7 +130,7 @@ class ObservedLink(AgentLink):
 
 
 class ObservedServer(LeaderServer):
-    """Tells its agent what the leader says."""
+    """Reports to its agent what the leader sends."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -156,7 +157,7 @@ class ObservedServer(LeaderServer):
         super()._carry_out(action, *args)
 
     def _news(self, conn: int, message: Any) -> list[Any]:
-        """What is said with a message: of a plan, what the one before it did not say."""
+        """The news in a message: for a plan, the parts that the previous plan did not have."""
         if not isinstance(message, Plan):
             return [message]
         before, self._plans[conn] = self._plans.get(conn), message
@@ -164,7 +165,7 @@ class ObservedServer(LeaderServer):
 
 
 class _Heard(Mailbox[c.Event]):
-    """Tells its agent what the coordinator hears, just before it does."""
+    """Reports to its agent what the leader is about to receive."""
 
     def __init__(self, agent: Agent, leader: Leader) -> None:
         super().__init__()
@@ -198,13 +199,13 @@ def _end(stream: Stream) -> End:
 
 
 def connection_of(agent: Agent) -> End | None:
-    """Its end of the connection with the coordinator that it follows, if there is one."""
+    """An agent's end of the connection to the leader that it follows, if any."""
     stream = None if agent.link is None else agent.link._stream
     return None if stream is None else _end(stream)
 
 
 def has_connection(node: Agent, to: Agent) -> bool:
-    """Whether a coordinator has a connection with a node, which may not have welcomed it yet, and keeps it."""
+    """Whether a node has an open connection to a leader, which may not have welcomed it yet."""
     end, server = connection_of(node), None if to.link is None else to.link._server
     if end is None or end.peer.process is not to or not (end.is_open and end.peer.is_open):
         return False
@@ -213,31 +214,31 @@ def has_connection(node: Agent, to: Agent) -> bool:
 
 
 def coordination_of(agent: Agent) -> Coordination | None:
-    """Of the coordinator in this agent, if there is one."""
+    """The leadership of this agent, if it leads."""
     server = None if agent.link is None else agent.link._server
     return None if server is None else Coordination(server.leader)
 
 
 def phase_of(agent: Agent) -> m.Phase:
-    """Of its member."""
+    """The phase of its member."""
     return m.Phase.SEARCHING if agent.link is None else agent.link._member.phase
 
 
 def is_member(agent: Agent) -> bool:
-    """Whether a coordinator has welcomed it, as far as it knows."""
+    """Whether a leader has welcomed the agent, as far as the agent knows."""
     return phase_of(agent) is m.Phase.FOLLOWING
 
 
 def name_of(agent: Agent) -> str:
-    """Of its node in the log."""
+    """The name of the agent's node in the log."""
     return agent.node_id if agent.link is None else agent.link._member.name
 
 
 def term_of(agent: Agent) -> int:
-    """The newest that it knows of."""
+    """The newest term that the agent knows of."""
     return 0 if agent.link is None else agent.link._member.term
 
 
 def restart_count_of(agent: Agent) -> int:
-    """The highest that it has heard of."""
+    """The highest restart count that the agent knows of."""
     return 0 if agent.link is None else agent.link._member.state.restart_count

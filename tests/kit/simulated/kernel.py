@@ -1,7 +1,7 @@
-"""What a simulated process has in place of its machine's kernel, while time passes in its world.
+"""Replaces the machine's kernel for simulated processes, while time passes in their world.
 
-This is the one place where the product's own code is replaced: where it makes a socket that listens, asks for random
-bytes or for the wall clock, or whether an address is this machine's.  All else that it uses is the loop's.
+This is the only place that replaces the product's own code: where it opens a listening socket, reads random bytes or the
+wall clock, or checks whether an address belongs to this machine.  Everything else that it uses belongs to the loop.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from kit.simulated.insight import ObservedServer
 from kit.simulated.sockets import SimulatedPort
 from kit.simulated.world import LOOPBACK, World, address_of
 
-# The cores whose events and actions a story tells.
+# The cores whose events and actions a story includes.
 TOLD = {WorkerGroup: "group", Member: "member", Leader: "leader", Register: "register"}
 
 
 @contextmanager
 def replaced_kernel(world: World) -> Iterator[None]:
-    """Inside, simulated processes may run."""
+    """Simulated processes may run inside the block."""
     replaced: list[tuple[Any, str, Any]] = [
         (agent_link, "HeldPort", SimulatedPort),
         (agent_link, "LeaderServer", ObservedServer),
@@ -59,13 +59,13 @@ def _is_own(address: str) -> bool:
 
 
 def _wall_ms() -> int:
-    """Of the host, whose clock may be behind."""
+    """The wall clock of the running process's host, which may be behind."""
     process = _process()
     return 1 + int(1000 * max(0.0, process.now - process.world.behind_s.get(process.host, 0.0)))
 
 
 def _told(handle: Callable[..., Any]) -> Callable[..., Any]:
-    """What a core does, for the story of the world."""
+    """Wraps a core's `handle`, to add its events and actions to the story of the world."""
 
     def handle_and_tell(core: Any, event: Any, now: float) -> Any:
         actions = handle(core, event, now)

@@ -1,7 +1,7 @@
-"""Is there an order of a register's operations that explains every answer?  (Wing and Gong; with Lowe's memory.)
+"""Searches for an order of a register's operations that explains every answer (Wing and Gong, with Lowe's memory).
 
-Each operation takes effect at one moment between its call and its answer.  One that was never answered takes effect at
-any later moment, or never.
+Each operation takes effect at one moment between its call and its answer.  An operation that was never answered takes
+effect at any later moment, or never.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ class Op:
 
     called: float
     answered: float  # `math.inf`: never
-    result: bytes | None  # what the register held then; `None`: not known
+    result: bytes | None  # the register's value then; `None` if unknown
     expected: bytes = b""
     new: bytes | None = None
 
     def apply(self, text: bytes) -> bytes | None:
-        """The register after it; `None`: it cannot have been answered so."""
+        """The register after it; `None` if that contradicts its answer."""
         after = self.new if self.new is not None and text == self.expected else text
         return after if self.result in {None, after} else None
 
@@ -29,7 +29,7 @@ class Op:
 def is_linearizable(history: list[Op]) -> bool:
     ops = sorted((op for op in history if op.new is not None or op.result is not None), key=lambda op: op.called)
     must = sum(1 << index for index, op in enumerate(ops) if op.answered < math.inf)
-    stack: list[tuple[int, bytes]] = [(0, b"")]  # which have taken effect, and the text then
+    stack: list[tuple[int, bytes]] = [(0, b"")]  # the operations that have taken effect, and the text then
     known = set(stack)
     while stack:
         done, text = stack.pop()
@@ -43,7 +43,7 @@ def is_linearizable(history: list[Op]) -> bool:
 
 
 def _may_be_next(ops: list[Op], done: int) -> list[tuple[int, Op]]:
-    """The operations that were called before any that is not done yet was answered."""
+    """The operations called before the first answer to one that has not taken effect yet."""
     open_ops: list[tuple[int, Op]] = []
     first_answer = math.inf
     left = (1 << len(ops)) - 1 & ~done

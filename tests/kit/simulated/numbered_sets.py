@@ -1,7 +1,7 @@
-"""Sets of tasks and of cancel scopes, which anyio iterates when it cancels, in the same order each time.
+"""Gives sets of tasks and cancel scopes, which anyio iterates when it cancels, the same order in each run.
 
-By default the order of such a set depends on memory addresses.  Connections were closed in that order, so that a seed could
-tell another story the next time.
+By default the order of such a set depends on memory addresses.  Connections were closed in that order, so a seed could
+produce another story the next time.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _numbers = itertools.count()
 
 
 def begin() -> None:
-    """A world begins: numbers start at 0, and all cancel scopes of this process are numbered from now on."""
+    """Begins a world: numbers start at 0, and all cancel scopes of this process are numbered from now on."""
     global _numbers  # noqa: PLW0603  anyio makes scopes by itself
     _numbers = itertools.count()
     backend.CancelScope = NumberedScope  # type: ignore[misc]
 
 
 class _Numbered:
-    """Found in a set by when it was made."""
+    """Hashes by the order of creation."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._number = next(_numbers)

@@ -1,4 +1,4 @@
-"""A process of the simulation: an event loop on the clock of its machine, that may be frozen, and ends."""
+"""A simulated process: an event loop on its machine's clock, which can be frozen and can end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kit.simulated.world import Attempt, End, World
 
 @dataclass
 class Clock:
-    """One machine's monotonic clock: it never goes back, but for ahead it may jump."""
+    """One machine's monotonic clock: it never goes back, but it may jump ahead."""
 
     offset_s: float = 0.0
     rate: float = 1.0
@@ -76,14 +76,14 @@ class SimulatedProcess:
         return self.world.is_passing and asyncio._get_running_loop() is None
 
     def do(self, call: Callable[[], object]) -> None:
-        """It does something: at once, if it is the one that runs."""
+        """Runs a call in this process: at once, if it is the running one."""
         if self.loop.is_running():
             call()
         else:
             self.post(self, call)
 
     def end(self, how: str) -> None:
-        """It ends, and its kernel closes what it has (`End.end`)."""
+        """Ends, and its kernel closes its connections (`End.end`)."""
         self.is_alive = False
         for end in list(self.ends):
             end.end(how)
@@ -97,7 +97,7 @@ class SimulatedProcess:
         return next(self._descriptors)
 
     def has_connections(self, descriptor: int) -> bool:
-        """Whether some wait at a socket that listens."""
+        """Whether connections wait at a listening socket."""
         listener = self.listening.get(descriptor)
         return listener is not None and listener.has_connections
 
@@ -126,7 +126,7 @@ class SimulatedProcess:
         self.is_frozen, self.suspended_at = True, self.world.now
 
     def thaw(self) -> None:
-        """Everything that was kept happens at once, and so do the timers: in any order, but in each source's own."""
+        """All events and timers that were held back happen at once: in any order, but in order for each source."""
         if not self.is_alive or not self.is_frozen:
             return
         if not self._may_run:
@@ -153,7 +153,7 @@ class SimulatedProcess:
         self.loop.arm(is_clock_new=True)
 
     def jump(self, ahead_s: float) -> None:
-        """The clock runs ahead at once."""
+        """The clock jumps ahead."""
         self.world.note(repr(self), f"its clock jumps {ahead_s:.1f} s ahead")
         self.clock.offset_s += ahead_s
         self.jumped_at = self.world.now

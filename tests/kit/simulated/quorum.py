@@ -1,9 +1,10 @@
-# ruff: noqa: T201  a program says what it found
-"""A quorum of stores, simulated: the real core in some clients that write when they can, among faults of one seed.
+# ruff: noqa: T201  a program prints its results
+"""A simulated quorum of stores: the real core in several clients that write when they can, among faults from one seed.
 
-`PYTHONPATH=tests python -m kit.simulated.quorum SEED` replays a seed and prints what happened.  Stores freeze, forget everything, answer late,
-twice or never, and are cut off from clients, one way or both; requests may reach a store in a later life of it.  The promise is that
-the register's history is linearizable, as long as a majority of the stores remembers; and that clients have answers once all is calm.
+`PYTHONPATH=tests python -m kit.simulated.quorum SEED` replays a seed and prints what happened.  Stores freeze, lose all
+data, answer late, twice or never, and are cut off from clients, one way or both; a request may reach a store in a later
+life.  The promise: the register's history is linearizable for as long as a majority of the stores has its data, and all
+clients get answers once the faults stop.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from kit.simulated import world
 from kit.simulated.linearizability import Op, is_linearizable
 
 FAULTS_UNTIL_S = 20.0
-CALM_S = 12.0  # then each client has had an answer
-SOON_S = 0.1  # when all is calm, a majority answers what is asked then
-BUSY_SHARE = 0.1  # of the time, where all is faster
+CALM_S = 12.0  # once faults stop, each client has an answer within this time
+SOON_S = 0.1  # once faults have stopped, a majority answers a new question within this time
+BUSY_SHARE = 0.1  # of the time, when everything is faster
 
 
 class BrokenPromiseError(AssertionError): ...
@@ -37,19 +38,19 @@ class Store:
 
 
 def chosen_by(stores: Sequence[Store]) -> Vote | None:
-    """The vote that a majority has."""
+    """The vote that a majority holds."""
     votes = [store.cell.vote for store in stores if store.cell and store.cell.vote]
     return next((vote for vote in votes if votes.count(vote) > len(stores) // 2), None)
 
 
 def remembering(stores: Sequence[Store], chosen: Vote | None) -> set[int] | None:
-    """The stores that know what was chosen; `None` if nothing was, or too few know it.
+    """The stores that know the chosen vote; `None` if nothing was chosen or too few know it.
 
-    An older vote counts for nothing then: it may have been late, and be in no store but one that it took in.
+    Older votes are ignored then: one may have been late and exist only in a store that it admitted.
 
     Args:
         stores: all of them.
-        chosen: the last vote that a majority had.
+        chosen: the last vote that a majority held.
     """
     votes = {cell.vote.ballot: cell.vote for store in stores if (cell := store.cell) and cell.vote}
     newest = [vote for _, vote in sorted(votes.items(), reverse=True)]
@@ -63,7 +64,7 @@ def remembering(stores: Sequence[Store], chosen: Vote | None) -> set[int] | None
 
 
 def may_forget(stores: Sequence[Store], index: int, chosen: Vote | None) -> bool:
-    """Whether a majority remembers if this one forgets: a vote that this one alone has does not count then."""
+    """Whether a majority still knows the vote if this store loses its data: a vote that only it holds is ignored."""
     if remembering(stores, chosen) is None:
         return stores[index].cell is None
     without = [Store() if i == index else store for i, store in enumerate(stores)]
@@ -78,12 +79,12 @@ class World(world.World):
         self.stores = [Store() for _ in range(self.size)]
         self.unheard: set[tuple[int, int]] = set()  # client, store
         self.unanswered: set[tuple[int, int]] = set()
-        self.chosen: Vote | None = None  # the last that a majority had
+        self.chosen: Vote | None = None  # the last vote that a majority held
         self.history: list[Op] = []
         self.log: list[str] = []
         self.calm_at = math.inf
-        self.is_lost = False  # a majority has forgotten: nothing is promised of its history
-        # How bad this world is.
+        self.is_lost = False  # a majority lost its data: the history has no guarantees
+        # How hostile this world is.
         self.late, self.twice, self.never = roll() * 0.1, roll() * 0.1, roll() * 0.05
         self.may_lose = roll() < 0.1
         self.share = self.random.choice((1.0, BUSY_SHARE))
@@ -170,7 +171,7 @@ class World(world.World):
         self.after(self.random.choice((0, 0.3, 4.0)) * self.random.random() * self.share, partial(self.come_up, index))
 
     def freeze_and_forget(self) -> None:
-        """Those that remember and answer are fewer than a majority, until one is back."""
+        """Leaves fewer than a majority of stores with data and able to answer, until one is back."""
         self.freeze()
         self.after(self.random.choice((0, 0.1, 1.0)) * self.share, self.forget)
 
@@ -214,7 +215,7 @@ class World(world.World):
 
 
 class Client:
-    """Replaces what it reads in the register, whenever it can."""
+    """Reads the register and replaces its value, whenever it can."""
 
     def __init__(self, world: World, index: int) -> None:
         self.world, self.index = world, index

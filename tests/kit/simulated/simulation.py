@@ -1,9 +1,10 @@
-# ruff: noqa: T201  a program says what it found
-"""The rendezvous, simulated: that of a whole job, as it is, among faults that one seed brings about.
+# ruff: noqa: T201  a program prints its results
+"""A simulation of the real rendezvous of a whole job, among faults from one seed.
 
-`PYTHONPATH=tests python -m kit.simulated.simulation SEED [ENDPOINTS]` replays a seed, and prints what happened.  A seed decides everything: the size of the job, the endpoint, which worker fails when, each delay, and what goes wrong.  At
-`until_s` all faults stop; then all live nodes must come to one round, or to one verdict, within the bound of what
-has happened shortly before (`bounds.py`).
+`PYTHONPATH=tests python -m kit.simulated.simulation SEED [ENDPOINTS]` replays a seed and prints what happened.  The seed
+decides everything: the size of the job, the endpoint, which worker fails when, each delay, and each fault.  At `until_s`
+all faults stop; then all living nodes must reach one round or one verdict, within a bound that depends on what happened
+shortly before (`bounds.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ NO_ENDPOINT_FAULTS = EndpointFaults()
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong, and how often: numbers are of a whole run, chances between 0 and 1."""
+    """What goes wrong, and how often: numbers count a whole run, chances are between 0 and 1."""
 
     until_s: float = 60.0
     cuts: int = 0  # between two hosts, or a host and the endpoint
@@ -51,7 +52,7 @@ class Faults:
     rejections: int = 0  # of connections between two hosts, by a middlebox
     partitions: int = 0  # of the hosts in two; the endpoint is on one side
     host_freezes: int = 0  # of node0, and of the endpoint if that is there
-    deafenings: int = 0  # of the coordinator's host, to all others, at times to the endpoint too
+    deafenings: int = 0  # of the leader's host, to all others and at times to the endpoint
     endpoint: EndpointFaults = NO_ENDPOINT_FAULTS
     slow: float = 0.0  # chance of a message
     slow_s: float = 1.0
@@ -73,11 +74,11 @@ class Size:
     has_etcd: bool = False  # the endpoint is an etcd, so that nodes do not elect
     is_endpoint_on_node0: bool = False  # and lives and dies with the agent there
     endpoints: int = 1  # several are on as many of the hosts
-    has_ranks: bool = False  # nodes are told their rank, and have the same when they come again
-    works_s: float | None = None  # after so long in one round workers succeed
+    has_ranks: bool = False  # each node has a rank from the user, and keeps it when it returns
+    works_s: float | None = None  # workers succeed after this long in one round
     join_timeout_s: float = 120.0
     last_call_timeout_s: float = 2.0
-    survivor: str = "majority"  # as `--rdzv-conf` has it
+    survivor: str = "majority"  # as in `--rdzv-conf`
 
 
 class Simulation:
@@ -94,12 +95,12 @@ class Simulation:
         self.agents = self.checks.agents
         self.checks.charges.late_s = faults.slow_s if faults.slow else 0.0
         self.is_calm, self.is_work_done = False, False
-        self.is_forgotten = False  # the job ended, and what came after it was another
+        self.is_forgotten = False  # the job ended, and another one followed
         self.awaits_dead = False
         self.agree_within_s = self.agreed_after_s = 0.0
         self._number = 0
         self._clocks: dict[str, Clock] = {}
-        self._coming: set[str] = set()  # hosts that were lost, and come again
+        self._coming: set[str] = set()  # hosts that were lost and will return
 
     # The job.
 
@@ -143,7 +144,7 @@ class Simulation:
         return agent
 
     def agent_on(self, host: str, settings: RendezvousSettings) -> Agent:
-        """An agent that starts there."""
+        """Starts an agent on a host."""
         return Agent(
             self.world,
             self.endpoint,
@@ -180,7 +181,7 @@ class Simulation:
     # Faults.
 
     def plan(self) -> None:
-        """Decides when what goes wrong."""
+        """Schedules the faults."""
         until_s = self.faults.until_s
         for host in self.hosts:
             self.world.at(self.random.uniform(0, 2), partial(self.restart, host))
@@ -206,7 +207,7 @@ class Simulation:
         self.endpoint.faults = self.faults.endpoint
 
     def a_while(self) -> float:
-        """Some faults are over at once, some outlast every lease."""
+        """A random duration: some faults are over at once, some outlast every lease."""
         return self.random.choice((0.3, 2.0, 6.0, 15.0)) * self.random.uniform(0.5, 1.2)
 
     def some(self) -> Agent | None:
@@ -214,7 +215,7 @@ class Simulation:
         return self.random.choice(living) if living else None
 
     def on_some(self, do: Callable[[Agent], None]) -> Callable[[], None]:
-        """Happens to one of the agents."""
+        """Makes it happen to one of the agents."""
 
         def strike() -> None:
             if (agent := self.some()) is not None:
@@ -253,7 +254,7 @@ class Simulation:
             self._hold_machine(agent)
 
     def suspend(self, agent: Agent, seconds: float | None = None) -> None:
-        """A machine, its clock, and the endpoint that is on it."""
+        """Suspends a machine, with its clock and the endpoint on it."""
         agent.suspend()
         self._hold_machine(agent, seconds)
 
@@ -269,11 +270,11 @@ class Simulation:
         self._after(seconds, thaw)
 
     def _after(self, seconds: float | None, do: Callable[[], None]) -> None:
-        """After so long, or a while."""
+        """Does it after this many seconds, by default after a while."""
         self.world.after(self.a_while() if seconds is None else seconds, do)
 
     def _cut(self, ways: list[tuple[str, str]], seconds: float | None = None) -> None:
-        """For a while, or so long."""
+        """Cuts the network for this many seconds, by default for a while."""
         ways = self._of_machines(ways)
         self.world.note("NETWORK", f"cut: {', '.join(f'{a} -> {b}' for a, b in ways)}")
         self.world.cut.update(ways)
@@ -288,7 +289,7 @@ class Simulation:
         self._after(seconds, heal)
 
     def _of_machines(self, ways: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """With those of what is on the same machine, as the endpoint on node0 is."""
+        """Adds the paths of what shares a machine, such as the endpoint on node0."""
         if not self.size.is_endpoint_on_node0:
             return ways
         beside = {"node0": ENDPOINT, ENDPOINT: "node0"}
@@ -337,7 +338,7 @@ class Simulation:
             self.restart_after(self.random.uniform(0.3, 12), agent.host)
 
     def restart_after(self, delay_s: float, host: str) -> None:
-        """Or when faults stop, if that is sooner."""
+        """Restarts a host after the delay, or when faults stop, if that is sooner."""
         self._coming.add(host)
 
         def restart() -> None:
@@ -381,7 +382,7 @@ class Simulation:
     @property
     def bound_s(self) -> float:
         faults = self.faults
-        # The store of a host that was switched off answers only now; without it, there may have been no majority.
+        # The store of a host that was switched off answers only now; without it a majority may have been missing.
         store_comes_back = self.size.endpoints > 1 and bool(self.world.dark)
         return bound_s(
             self.checks.charges.faults,
@@ -414,7 +415,7 @@ class Simulation:
         self.world.dark.clear()
 
     def fill_up(self) -> None:
-        """So many nodes come again that the job can go on."""
+        """Brings back as many nodes as the job needs to continue."""
         if self.checks.verdict_at is not None:
             return
         for host in self.hosts:
@@ -424,14 +425,14 @@ class Simulation:
 
     @property
     def _lacking(self) -> list[str]:
-        """Hosts without which the job cannot go on; if any will do, all."""
+        """Hosts without which the job cannot continue; all hosts, if any of them will do."""
         staying = [agent for agent in self.living if not agent.is_leaving]
         return self.hosts if len(staying) < self.size.min_nodes else [*self.endpoint.needed_hosts]
 
     # The run.
 
     def run(self) -> None:
-        """Lets the seed come about.
+        """Runs the seed.
 
         Raises:
             AssertionError: a promise was broken.
@@ -455,11 +456,11 @@ class Simulation:
             self.close()
 
     def close(self) -> None:
-        """Ends what still runs."""
+        """Ends everything that still runs."""
         self.world.close()
 
     def watch_ends(self) -> None:
-        """An agent that leaves takes the endpoint of its host along."""
+        """Takes down the endpoint of a host when its agent leaves."""
         if not self.endpoint.hosts:
             return
 
@@ -478,10 +479,10 @@ class Simulation:
         self.world.after(0.1, self.watch_rounds)
 
     def until(self, condition: Callable[[], object], within_s: float, what: str = "it") -> float:
-        """Lets time pass until something is so; gives how long that took.
+        """Lets time pass until a condition holds; returns how long that took.
 
         Raises:
-            AssertionError: it is not within that time, or a promise was broken.
+            AssertionError: it does not hold within that time, or a promise was broken.
         """
         began = self.world.now
         try:
@@ -518,19 +519,19 @@ class Simulation:
 
     @property
     def program(self) -> str:
-        """What replays it."""
+        """The command that replays it."""
         return f"kit.simulated.simulation {self.seed} {self.size.endpoints}"
 
 
 def _changed(values: Any) -> str:
-    """What is not as by default."""
+    """The values that differ from their defaults."""
     default = type(values)()
     pairs = [(field.name, getattr(values, field.name)) for field in fields(values)]
     return ", ".join(f"{name} {value}" for name, value in pairs if value != getattr(default, name))
 
 
 def simulation_of(seed: int, endpoints: int = 1) -> Simulation:
-    """The job and the faults that a seed stands for."""
+    """The job and the faults of a seed."""
     dice = random.Random(f"job {seed}")
     nodes = max(dice.choice((2, 3, 3, 4, 4, 5, 6)), endpoints)
     min_nodes = dice.randint(1, nodes)
@@ -550,7 +551,7 @@ def simulation_of(seed: int, endpoints: int = 1) -> Simulation:
     busy = dice.choice((0.2, 0.4, 0.7))
 
     def some(most: int) -> int:
-        """Each seed has some kinds of fault, and not the others: so each kind is also seen alone."""
+        """Gives each seed only some kinds of fault, so that each kind is also tested alone."""
         return dice.randint(1, most) if dice.random() < busy else 0
 
     def chance(most: float) -> float:
@@ -578,7 +579,7 @@ def simulation_of(seed: int, endpoints: int = 1) -> Simulation:
         host_freezes=some(2),
         deafenings=some(2),
     )
-    if endpoints > 1:  # coordinators are displaced, and stores go, while there are claims and verdicts
+    if endpoints > 1:  # leaders are displaced and stores are lost while claims and verdicts are pending
         faults = replace(
             faults,
             freezes=faults.freezes + dice.randint(1, 3),

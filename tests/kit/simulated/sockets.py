@@ -1,6 +1,6 @@
-"""Sockets of simulated processes: connections of a world as asyncio's transports, and ports that listen.
+"""Sockets of simulated processes: a world's connections as asyncio transports, and listening ports.
 
-They do what `asyncio.Protocol`s, `aio.next_connection` and `HeldPort`'s owners expect of real ones.
+They behave as `asyncio.Protocol`s, `aio.next_connection` and the owners of a `HeldPort` expect of real ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Socket:
-    """A connection, as its process has it."""
+    """A process's view of a connection."""
 
     def __init__(self, end: End, number: int) -> None:
         self.end, self._number = end, number
@@ -80,7 +80,7 @@ class ListeningSocket:
 
 
 class SimulatedPort:
-    """A port of the running process's host (`HeldPort`): it listens at all addresses once it listens at all."""
+    """A port of the running process's host (`HeldPort`): once it listens, it does so at all addresses."""
 
     def __init__(self, number: int = 0, what: str = "", *, is_bind_all: bool = False) -> None:
         loop: Any = asyncio.get_running_loop()
@@ -100,7 +100,7 @@ class SimulatedPort:
 
 
 class Transport(asyncio.Transport):
-    """A connection, as asyncio has it; it reads once its protocol knows of it."""
+    """asyncio's view of a connection; it starts reading once its protocol knows of it."""
 
     def __init__(self, loop: EventLoop, sock: Socket, protocol: Protocol, begun: Future[None]) -> None:
         end = sock.end
@@ -136,7 +136,7 @@ class Transport(asyncio.Transport):
     # Called by the protocol.
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """What a way that is cut holds back is unsent; else all is in the kernel's hands at once."""
+        """Sets nothing: only data held back by a cut is unsent; the kernel takes all other data at once."""
 
     def is_closing(self) -> bool:
         return self._is_closing

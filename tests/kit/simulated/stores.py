@@ -1,7 +1,7 @@
-"""Stores, simulated, under the real endpoint of each agent: one, or several under its real `QuorumStore`.
+"""Simulated stores beneath each agent's real endpoint: one store, or several beneath its real `QuorumStore`.
 
-A store on an agent's host comes and goes with that agent, and forgets then.  It may freeze, be cut off, answer late or
-never, and a request may reach it in a later life.  Of several stores a majority is always up, and remembers.
+A store on an agent's host comes and goes with that agent, and loses its data then.  It may freeze, be cut off, or answer
+late or never, and a request may reach it in a later life.  Of several stores, a majority is always up and has its data.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class OneStore(Endpoint):
     """One store, on a host of agents or elsewhere.
 
     Args:
-        world: where it stands.
-        hosts: with whose agent it comes and goes; none: it is no agent's.
-        is_etcd: it keeps its text while it is away; a TCPStore that refuses is no more.
+        world: where it lives.
+        hosts: the host whose agent it comes and goes with; empty if it belongs to no agent.
+        is_etcd: it keeps its data while it is away; a TCPStore that refuses connections has lost its data.
     """
 
     def __init__(self, world: World, hosts: Sequence[str] = (), *, is_etcd: bool = False) -> None:
@@ -128,10 +128,10 @@ class OneStore(Endpoint):
 
 
 class Stores(Endpoint):
-    """What a majority of the stores says.
+    """Several stores, of which a majority decides.
 
     Args:
-        world: where they stand.
+        world: where they live.
         hosts: of the stores.
     """
 
@@ -140,15 +140,15 @@ class Stores(Endpoint):
     def __init__(self, world: World, hosts: Sequence[str]) -> None:
         super().__init__(world, hosts)
         self.stores = [Store(host) for host in hosts]
-        self._chosen: Vote | None = None  # the last that a majority had
+        self._chosen: Vote | None = None  # the latest vote of a majority
         self._newest = b""
 
     @property
     def needed_hosts(self) -> Sequence[str]:
-        """All, where the stores that are there may be too few.
+        """All hosts, if the stores that are up may be too few.
 
-        A candidate may have died with a first vote half made.  Or a store that had come back was just taken in, a second one
-        forgot, and a try that had begun before took the first in anew, under a life that no vote names.
+        A candidate may have died halfway through a first vote.  Or a store that had returned was just admitted, a second
+        one lost its data, and an older attempt admitted the first again, under a life that no vote names.
         """
         is_known = self._newest and quorum.remembering(self.stores, self._chosen) is not None
         return () if is_known else self.hosts
@@ -161,7 +161,7 @@ class Stores(Endpoint):
         return answering <= len(self.stores) // 2 or self.faults.any
 
     def _is_heard(self, store: Store, host: str) -> bool:
-        """Whether a store answers a host now; one that has forgotten counts for none that remembers."""
+        """Whether a store answers a host now; a store without data does not count once the job has stored some."""
         is_cut = {(host, store.host), (store.host, host)} & self._world.cut
         remembers = store.cell is not None or not self._newest
         return not is_cut and not store.is_down and store.held is None and remembers
@@ -203,7 +203,7 @@ class Stores(Endpoint):
         self._forget(self._world.random.choice(self.stores))
 
     def _forget(self, store: Store) -> bool:
-        """If a majority is up without it, and remembers."""
+        """Makes a store lose its data, if a majority without it is up and still has its data."""
         up = [other for other in self.stores if other is not store and not other.is_down]
         is_majority_up = len(up) > len(self.stores) // 2
         may_forget = is_majority_up and quorum.may_forget(self.stores, self.stores.index(store), self._chosen)
@@ -213,7 +213,7 @@ class Stores(Endpoint):
         return may_forget
 
     def look(self) -> None:
-        """Notes what a majority says, when it says something else than before."""
+        """Records the majority's vote when it changes."""
         chosen = quorum.chosen_by(self.stores)
         self._chosen = chosen or self._chosen
         if chosen is None or chosen.text == self._newest:
@@ -223,7 +223,7 @@ class Stores(Endpoint):
 
 
 class Part(RealStore):
-    """A store, as one process has it (`C10dStore`, or an etcd's)."""
+    """A store as one process reaches it (like `C10dStore`, or that of an etcd)."""
 
     name = "the store"
 
@@ -317,7 +317,7 @@ def _broken() -> RendezvousConnectionError:
 
 
 class SimulatedQuorum(QuorumStore):
-    """The stores of one agent: what asks them is real."""
+    """The stores of one agent; the code that queries them is real."""
 
     def __init__(self, process: Any, stores: Stores) -> None:
         super().__init__(process.settings, "job", {})

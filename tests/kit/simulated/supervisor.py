@@ -1,6 +1,6 @@
-"""What a supervisor does, on a loop in virtual time: it drives the real worker group and the real rendezvous.
+"""A simulated supervisor, on a loop in virtual time: it drives the real worker group and the real rendezvous.
 
-The workers are made up.  It talks to the rendezvous as the real one does: by `tell`, `deliver` and `finish`.
+The workers are simulated.  It talks to the rendezvous like the real supervisor: with `tell`, `deliver` and `finish`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """What the workers of one generation do.  Times are from their start; `None`: never."""
+    """What the workers of one generation do.  Times count from their start; `None` means never."""
 
     fails_after_s: float | None = None
     fails_of: str = "killed"  # a key of `WAYS_TO_FAIL`
@@ -60,7 +60,7 @@ class Work:
     leaves_something_s: float = 0.05
 
 
-# To find out why a worker ended.
+# How long it takes to find out why a worker ended.
 POSTMORTEM_S = 0.03
 
 # Exit code and message.
@@ -78,16 +78,16 @@ class Agent(SimulatedProcess):
 
     Args:
         world: where it lives.
-        endpoint: where it looks.
-        watcher: sees what it does.
-        settings: as the user gave them.
+        endpoint: the endpoint that it uses.
+        watcher: observes what it does.
+        settings: the user's settings.
         max_restarts: of the job.
         host: its machine.
-        number: tells it from the others on this machine.
-        work: what the workers of its next generation will do.
-        clock: its machine's.
-        prepares_s: until its fork server has imported; 0: it has none.
-        workers: how many its node has.
+        number: distinguishes it from other agents of this machine.
+        work: what the workers of its next generation do.
+        clock: its machine's clock.
+        prepares_s: how long its fork server imports; 0 without a fork server.
+        workers: how many workers its node has.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Agent(SimulatedProcess):
             assert not is_stuck, "a deadline that has passed stays armed"
 
     def handle(self, event: g.Event) -> None:
-        """Something happens to the worker group."""
+        """Passes an event to the worker group."""
         for action in self.group.handle(event, self.now):
             self._carry_out(action)
 
@@ -256,7 +256,7 @@ class Agent(SimulatedProcess):
         self.tell(Prepared(self.node_id, self.starts))
 
     def tell(self, message: NodeMessage) -> None:
-        """Submits it to the coordinator."""
+        """Submits a message to the leader."""
 
         def tell() -> None:
             if self.link is not None and not self.is_finishing:
@@ -297,7 +297,7 @@ class Agent(SimulatedProcess):
             self.world.after(0.1 + work.succeeds_after_s, partial(self.worker_exits, generation, is_done=True))
 
     def _train(self, generation: int, assigned: Assigned) -> None:
-        """Its worker takes steps together with those of the other nodes, where the simulation is about that."""
+        """Its worker takes steps together with those of other nodes, if the simulation includes training."""
         self.holds.begin()
         if self.world.step_s is None:
             return
@@ -334,7 +334,7 @@ class Agent(SimulatedProcess):
             self.worker_exits(generation, self._failure(why))
 
     def lose_peer(self, generation: int) -> None:
-        """A worker of another node is gone that this one talks to."""
+        """A worker of another node that this one talks to is gone."""
         self.worker_exits(generation, self._failure(self.world.random.choice(VICTIMS)))
 
     def worker_exits(self, generation: int, failure: ProcessFailure | None = None, *, is_done: bool = False) -> None:
@@ -347,11 +347,11 @@ class Agent(SimulatedProcess):
 
         def notice() -> None:
             exited = g.Exited(generation, 0, failure, self.now)
-            spawning_s = max(0.0, self._spawned_at - self.world.now)  # an end is looked for when all have begun
+            spawning_s = max(0.0, self._spawned_at - self.world.now)  # ends are seen once all have begun
             self._mail_later(spawning_s + self.world.random.uniform(0, POSTMORTEM_S), exited)
             self._mail_later(spawning_s + POSTMORTEM_S + leftover_s, g.Cleared(generation, 0))
 
-        self.post(object(), notice)  # an agent that is frozen looks when it goes on
+        self.post(object(), notice)  # a frozen agent looks when it thaws
 
     @property
     def has_spawned(self) -> bool:

@@ -1,7 +1,7 @@
-"""What workers do in a simulation of drains: steps that all ranks of a round take together, and `notice.due` after each.
+"""The workers in a simulation of drains: all ranks of a round take steps together, with `notice.due` after each.
 
-A rank takes its next step once each rank of the round has taken the last one, as after an `all_reduce`.  So a rank that
-saves where others do not waits for ever: that is what is looked for.
+A rank takes its next step once every rank of the round has taken the last one, as after an `all_reduce`.  So a rank that
+saves at a step where others do not waits forever: the simulation looks for exactly that.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Training:
     world: World
     size: int
     ranks: dict[int, Rank] = field(default_factory=dict)
-    saves: dict[int, set[int]] = field(default_factory=dict)  # call to ranks that have saved at it
+    saves: dict[int, set[int]] = field(default_factory=dict)  # by call: the ranks that have saved at it
 
     def join(self, rank: int, of: Rank) -> None:
         self.ranks[rank] = of
         self.world.after(of.step_s, partial(self._step, rank))
 
     def _step(self, rank: int) -> None:
-        """All ranks have taken the last step, or this one waits for them."""
+        """Takes a step if all ranks have taken the last one; otherwise waits for them."""
         mine = self.ranks[rank]
         if not mine.lives:
             return
@@ -63,7 +63,7 @@ class Training:
         self._decide(rank)
 
     def _decide(self, rank: int) -> None:
-        """`notice.due`, and what follows from it."""
+        """Calls `notice.due` and follows its result."""
         mine, node = self.ranks[rank], self.ranks[rank].agent.holds
         if not mine.lives:
             return

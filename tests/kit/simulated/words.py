@@ -1,4 +1,4 @@
-"""What happens in a simulation, in words that a person can read."""
+"""The events of a simulation in readable words."""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ def in_words(what: Any) -> str:  # noqa: C901, PLR0912  flat: a line for each wo
 
 
 def _parts(plan: m.Plan) -> list[tuple[str, Any]]:
-    """What a plan has decided."""
+    """The decisions in a plan."""
     fields = [(name, getattr(plan, name)) for name in m.Plan.__match_args__ if name not in {"term", "lease_s"}]
     return [(name, f"{name}" if value is True else value) for name, value in fields if value]
 
 
 def without_repetition(lines: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Of what comes again and again, with other numbers only (looks, keeps, beats), the first and the last."""
+    """Keeps only the first and the last of lines that repeat with other numbers (looks, keeps, beats)."""
     kept: list[tuple[float, str]] = []
-    last: dict[str, tuple[float, str]] = {}  # form of the words to the last time, if that was not kept
+    last: dict[str, tuple[float, str]] = {}  # by the form of the words: the latest line, if it was not kept
     recent: Counter[str] = Counter()
     for now, words in lines:
         form = re.sub(r"\d+(?!#)\b", "", words) if _IDLE.search(words) else ""

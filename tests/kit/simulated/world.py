@@ -1,11 +1,11 @@
 """A world for processes: virtual time, and a network like TCP; all of it obeys one seed.
 
-- **Connections** carry bytes in order, late at times.  Between two hosts the network may be cut, in one direction or
-  both: what was sent waits (the kernel sends it again) and comes when the cut is over.  A middlebox may reset what one
-  host sends to another, and refuse connections in its name.  A connection that breaks
-  loses what was on its way; a writer to an end that is gone gets an error.  A host that is switched off says nothing.
-- **Processes** hear nothing while they are frozen; the kernel accepts and keeps all for them.  When they go on, everything
-  is there at once, in any order that keeps each connection's own.
+- **Connections** carry bytes in order, sometimes late.  The network between two hosts may be cut, in one direction or
+  both: data sent meanwhile waits (the kernel retransmits it) and arrives when the cut is over.  A middlebox may reset
+  connections from one host to another, and refuse new ones in its name.  A connection that breaks loses the data in
+  transit; a writer to an end that is gone gets an error.  A host that is switched off sends nothing.
+- **Processes** receive nothing while they are frozen; the kernel accepts and buffers everything for them.  When they
+  thaw, everything arrives at once, in any order that preserves the order within each connection.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any, Protocol, TypeAlias
 from kit.simulated import numbered_sets
 
 CONNECT_TIMEOUT_S = 2.5
-DELAY_S = 0.002  # of what is not late, at most
-HERE_S = 1e-5  # the same on one machine
-# What the kernel takes of a connection on which nothing gets through.
+DELAY_S = 0.002  # the longest delay of data that is not late
+HERE_S = 1e-5  # the same, within one machine
+# How much the kernel buffers for a connection on which nothing gets through.
 KERNEL_BUFFER = 200_000
-# The kernel sends again what was not acknowledged, after longer and longer pauses.
+# The longest pause before the kernel retransmits unacknowledged data; pauses grow.
 RESEND_MAX_S = 3.0
-# What a trace keeps; a seed that goes wrong is looked at from its end.
+# How many entries a trace keeps; a failing seed is read from its end.
 TRACE_MAX = 4000
 
 FIN, RST = "FIN", "RST"
@@ -36,7 +36,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class Process(Protocol):
-    """A process that can be frozen, and end."""
+    """A process that can be frozen and can end."""
 
     host: str
     ends: dict[End, None]
@@ -46,7 +46,7 @@ class Process(Protocol):
 
 
 class Reader(Protocol):
-    """What takes from a connection what has come in."""
+    """The consumer of the data that arrives on a connection."""
 
     def is_reading(self) -> bool: ...
 
@@ -54,10 +54,10 @@ class Reader(Protocol):
         """Bytes, `FIN` or `RST`."""
 
     def on_sent(self) -> None:
-        """All that was written is on its way."""
+        """Everything written has been sent."""
 
 
-_open: dict[int, World] = {}  # worlds with processes that have not been closed
+_open: dict[int, World] = {}  # worlds with processes, until they are closed
 
 
 def close_all() -> None:
@@ -70,20 +70,20 @@ Kernel: TypeAlias = Callable[["World"], AbstractContextManager[None]]
 
 
 class World:
-    """What there is.
+    """Hosts, processes, the network and time.
 
     Args:
         seed: decides everything.
-        slow: chance of a message to be late.
-        slow_s: how late, at most.
-        kernel: stands in for what processes ask the machine of the tests, while time passes.
+        slow: chance that a message is late.
+        slow_s: how late it is, at most.
+        kernel: replaces what processes ask of the test machine, while time passes.
     """
 
     def __init__(
         self, seed: int, *, slow: float = 0.0, slow_s: float = 0.0, kernel: Kernel = lambda _: nullcontext()
     ) -> None:
         self.kernel = kernel
-        self.is_passing = False  # time: processes run then, and only then
+        self.is_passing = False  # time passes: processes run only then
         numbered_sets.begin()
         self.random = random.Random(seed)
         self.now = 0.0
@@ -95,7 +95,7 @@ class World:
         self._processes: list[Any] = []
         self.rejecting: set[tuple[str, str]] = set()  # from host, to host: a middlebox resets each connection
         self.behind_s: dict[str, float] = {}  # wall clocks of hosts
-        self.step_s: tuple[float, float] | None = None  # how long a step of a worker takes; `None`: none take any
+        self.step_s: tuple[float, float] | None = None  # how long a worker's step takes; `None`: workers take no steps
         self.trainings: dict[int, Any] = {}  # what the workers of a round do, by its fence
         self.refused_at: dict[tuple[str, str], float] = {}  # by it: the last time
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -114,7 +114,7 @@ class World:
         heapq.heappush(self._queue, (self.now + delay_s, next(self._count), call))
 
     def run(self, until: Callable[[], bool], limit: float) -> bool:
-        """Lets time pass until something is so; `False` if it is not by then."""
+        """Lets time pass until a condition holds; `False` if it does not by the limit."""
         queue = self._queue
         with self._passing():
             while not until():
@@ -125,7 +125,7 @@ class World:
         return True
 
     def step(self) -> bool:
-        """The next event happens; `False` if there is none."""
+        """Lets the next event happen; `False` if none is left."""
         if not self._queue:
             return False
         with self._passing():
@@ -151,7 +151,7 @@ class World:
             raise self._error
 
     def fail(self, error: BaseException) -> None:
-        """Something is wrong: whoever lets time pass gets the first such error."""
+        """Reports an error: the caller that lets time pass gets the first one."""
         self._error = self._error or error
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class World:
         return (source, target) in self.cut
 
     def carry(self, source: str, target: str, call: Callable[[], None]) -> None:
-        """Calls once what was sent has arrived: at once, or when the cut is over."""
+        """Calls when the data arrives: at once, or when the cut is over."""
         if (source, target) in self.cut:
             self._held.setdefault((source, target), []).append(call)
         else:
@@ -221,7 +221,7 @@ class Attempt:
         process: that connects.
         address: of the host that it connects to.
         port: there.
-        answer: called with the connection, or with why there is none; not if it is given up before.
+        answer: called with the connection or the error, unless the attempt is given up before.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class Listener:
 
 
 class End:
-    """One end of a connection, as its kernel has it.
+    """The kernel's view of one end of a connection.
 
     Args:
         world: where.
@@ -343,13 +343,13 @@ class End:
             self._transmit(data)
 
     def shut_down(self) -> None:
-        """Sends what is unsent, and that nothing more comes."""
+        """Sends the unsent data, then FIN."""
         if self.is_open and not self.has_sent_fin:
             self.has_sent_fin = True
             self._transmit(FIN)
 
     def close(self) -> None:
-        """Sends what is unsent, and closes; with something unread the other end hears that it was reset."""
+        """Sends the unsent data and closes; if anything is unread, the other end gets a reset."""
         if not self.is_open:
             return
         if self._unread_bytes:
@@ -364,7 +364,7 @@ class End:
             self._transmit_reset()
 
     def end(self, how: str) -> None:
-        """Its process ends; `dark`: its machine, which says nothing."""
+        """Its process ends; with `dark` its whole machine does, without sending anything."""
         if how == "dark":
             self._drop_wire()
             self._close()
@@ -379,7 +379,7 @@ class End:
         self.process.ends.pop(self, None)
 
     def pump(self) -> None:
-        """Hands out what has come in, as long as it is read."""
+        """Hands out the data that arrived, for as long as the reader takes it."""
         while self._inbox and self.reader is not None and self.reader.is_reading():
             item = self._inbox.popleft()
             if isinstance(item, bytes):
@@ -389,12 +389,12 @@ class End:
     # What happens on the way.
 
     def break_off(self, *, is_heard: bool | None = None) -> bool:
-        """Something on the way breaks the connection; either end may hear of it only when it writes.
+        """Something on the path breaks the connection; either end may notice only when it writes.
 
-        Gives whether one of them hears of it at once.
+        Returns whether one of them notices at once.
 
         Args:
-            is_heard: whether this end hears of it now, and the other does not, or the other way round; by default, chance.
+            is_heard: whether this end notices now and the other does not, or the other way round; by default, chance.
         """
         for end in (self, self.peer):
             end.is_broken = True

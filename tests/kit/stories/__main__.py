@@ -1,4 +1,4 @@
-"""Rewrites what follows in every story file; what changed is then a diff to read.
+"""Rewrites the results in every story file; review the changes as a diff.
 
 PYTHONPATH=.:tests python -m kit.stories
 """

@@ -1,12 +1,11 @@
-"""Stories of the coordinator core as text: events, and what it makes of each.
+"""Stories of the coordinator core as text: events, and how it reacts to each.
 
-A story has a title, the rules, then one event a line; several nodes that do the same are one line.  After `->` comes the
-state, if the event has changed it, and below each message with the nodes that get it (an assignment in the order of group
-ranks).  `running=abc` begins in the first round of these nodes.
+A story has a title, the rules, then one event per line; several nodes that do the same share a line.  After `->` comes
+the state, if the event changed it, and below that each message with the nodes that get it (assignments in the order of
+group ranks).  `running=abc` begins in the first round of these nodes.
 
-With `resumed=abc` a new leader continues a round of these nodes, as the log has it, round 7 unless it is said: `count`
-restarts were charged, the node of group rank `led` was the leader's, the nodes `gone` have ended, and those that have
-`departed` had finished.
+With `resumed=abc` a new leader continues a round of these nodes from the log, by default round 7: `count` restarts were
+charged, the node of group rank `led` was the leader's, the nodes `gone` have ended, and the nodes `departed` had finished.
 `taken_over=abc`: all of them have reported.
 """
 
@@ -43,12 +42,12 @@ def node(name: str, rank: int | None = None) -> m.Node:
 
 
 def failure(name: str, exitcode: int = -11, message: str = "Signal 11 (SIGSEGV)") -> ProcessFailure:
-    """One that is nobody's victim, by default: nodes hear of it at once."""
+    """A failure that by default is not a victim's, so nodes learn of it at once."""
     return ProcessFailure.from_elsewhere(f"host-{name}", 0, 0, 77, exitcode, message, "", 1000)
 
 
 def as_told(failure: ProcessFailure, policy: RestartPolicy) -> ProcessFailure:
-    """As its node tells it, which has found out which rules it matches."""
+    """The failure as its node reports it, after finding the rules that it matches."""
     places = error_patterns(policy.rules or ())
     found = {place for pattern in places if re.search(pattern, failure.headline) for place in places[pattern]}
     return failure.replace(matched_rules=tuple(sorted(found)))
@@ -79,7 +78,7 @@ def begun(rules: dict[str, str], reports: Reports, now: float) -> Coordinator:
 
 
 def kept(names: str, rules: dict[str, str]) -> JobState:
-    """What the log keeps of a round of these nodes."""
+    """What the log stores about a round of these nodes."""
     leader = names[int(rules["led"])] if "led" in rules else ""
     number, term = int(rules.get("round", 7)), int(rules.get("of_term", 0))
     round_ = round_of(number, term, [node(name) for name in names], leader)
@@ -88,7 +87,7 @@ def kept(names: str, rules: dict[str, str]) -> JobState:
 
 
 def told(story: Story) -> list[str]:
-    """A story's lines as the core has it; a comment stays where it is."""
+    """A story's lines with the core's present results; comments stay in place."""
     rules = options_of(story.rules)
     now = 100.0
     reports = Reports()
@@ -128,7 +127,7 @@ def told(story: Story) -> list[str]:
 
 
 def handle(core: Coordinator, event: Event, now: float) -> list[Send]:
-    """What follows; what the log is to keep changes with a new version only, or no leader would propose it."""
+    """Handles an event; the state for the log may change only with a new version, or no leader would propose it."""
     before, version = core.state(now), core.version
     sends = core.handle(event, now)
     assert core.version > version or core.state(now) == before, f"the log is not told what {event} changes"
@@ -136,12 +135,12 @@ def handle(core: Coordinator, event: Event, now: float) -> list[Send]:
 
 
 def is_news(send: Send, reports: Reports) -> bool:
-    """Whether a node has yet to read this: a new leader tells nodes of the round that goes on which one it is."""
+    """Whether a message is news to a node: a new leader tells the nodes of a continuing round which round that is."""
     status = reports.of.get(send.node_id)
     return not (isinstance(send.message, m.Assigned) and status is not None and send.message.fence <= status.past.fence)
 
 
-# What a node may be told with a decision.
+# What a node may receive together with a decision.
 BESIDES = m.Waiting | m.StartAhead | m.Settled | m.Look | m.Compared | r.Answer | r.Cordoned | r.Notice
 
 
@@ -151,7 +150,7 @@ def state_of(core: Coordinator, now: float) -> str:
 
 
 def events(line: str, core: Coordinator, reports: Reports) -> Iterator[Event]:  # noqa: C901, PLR0912  a case for each verb
-    """What a line says that nodes do: names, a verb, and options."""
+    """The events of a line: names of nodes, a verb, and options."""
     round_ = core.round
     if line == "a timer fires":
         yield DeadlinePassed()
@@ -174,7 +173,7 @@ def events(line: str, core: Coordinator, reports: Reports) -> Iterator[Event]:  
                 yield reports.prepared(name, starts_in(options))
             case "repeats":
                 yield reports.repeats(name) if name in reports.earlier else reports.says(name)
-            case "has read":  # what it was told
+            case "has read":  # the last message to it
                 yield reports.says(name)
             case "opts in":
                 yield reports.opted_in(name, number.get("round", round_))
@@ -208,7 +207,7 @@ def events(line: str, core: Coordinator, reports: Reports) -> Iterator[Event]:  
             case "cordons" | "uncordons":
                 asked = r.Verb.CORDON if verb == "cordons" else r.Verb.UNCORDON
                 yield reports.asked(name, r.Ask(name, f"ask {next(ASKS)}", asked, rest.strip(), 0.0, reason))
-            case "drains":  # as a person asks for it
+            case "drains":  # on a person's request
                 ask = r.Ask(name, f"ask {next(ASKS)}", r.Verb.DRAIN, rest.strip(), 60.0, reason, spares_job=True)
                 yield reports.asked(name, ask)
 
@@ -223,7 +222,7 @@ def typo(name: str) -> ProcessFailure:
 
 
 def place(name: str, *, reads: bool) -> Place:
-    """Where the rank of a node is: in a collective, or elsewhere."""
+    """Where a node's rank is: in a collective, or elsewhere."""
     found = Place("abc".find(name), "a host of its choice", 7, "train.py:9", "all_reduce (train.py:9)", "all_reduce")
     return found.replace(at="data.py:3", call="read (data.py:3)", collective="", state="D") if reads else found
 
@@ -256,7 +255,7 @@ def past(name: str, options: dict[str, str], number: dict[str, int]) -> m.Past:
 
 
 def said(sends: list[Send]) -> list[str]:
-    """Each message with the nodes that get it, in the order of the first."""
+    """Each message with the nodes that get it, ordered by first occurrence."""
     groups: dict[str, list[tuple[int, str]]] = {}
     for send in sends:
         place = send.message.ranks.group_rank if isinstance(send.message, m.Assigned) else 0

@@ -1,9 +1,9 @@
-"""Stories of a restart policy as text: how workers fail, round by round, and what follows.
+"""Stories of a restart policy as text: how workers fail, round by round, and the resulting decision.
 
 The first line is `restarts` and `rules`, with `_` for a space.  Each line is the failure that ends a round: `raised` (an
-error of the script, at `line`), `killed` (with `signal`), and what the round had reached: `lives` in seconds, `step` (or
-`unknown`).  Several failures in a row that are alike are one line with `times`.  Below stands the last decision: its text, what
-it costs, and how another would have come about.
+error of the script, at `line`) or `killed` (with `signal`), and the progress of the round: `lives` in seconds, `step` (or
+`unknown`).  Several identical failures in a row are one line with `times`.  Below that comes the last decision: its text,
+its cost, and how another decision would have been reached.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TYPO = "KeyError: 'lr'"
 
 
 def raised(message: str = TYPO, line: int = 40, before: str = "", **more: Any) -> ProcessFailure:
-    """A failure by an exception that was raised in the user's script, below a library's code."""
+    """A failure by an exception raised in the user's script, called through a library's code."""
     frames = [f'  File "/job/train.py", line {line}, in <module>', '  File "/venv/site-packages/x.py", line 7, in f']
     text = "\n".join([*([before, ""] if before else []), "Traceback (most recent call last):", *frames, message])
     return ProcessFailure.from_elsewhere("h", 3, 0, 77, more.pop("exitcode", 1), message, text, 1000, **more)
@@ -59,7 +59,7 @@ class Told:
 
 
 def failure_of(line: str) -> ProcessFailure:
-    """What a line says: a kind, fields of a failure as Python has them, and what the round had reached."""
+    """Parses a line: a kind, fields of a failure as Python literals, and the progress of the round."""
     kind, *words = line.split()
     given = {key: value.replace("_", " ") for key, _, value in (word.partition("=") for word in words)}
     fields = {key: _value(value) for key, value in given.items() if key not in {"times", "lives", "step", "signal"}}

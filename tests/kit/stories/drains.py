@@ -1,7 +1,7 @@
-"""Stories of a drain as text: what nodes ask for, hold at and have saved, and what they hear.
+"""Stories of a drain as text: what nodes request, where they hold, what they have saved, and what they receive.
 
-As in `texts.py`.  The first line names the nodes of round 7, and options: `term`, `idle` where no round runs, `least`
-for the nodes that the job needs, and a `rule` by which a drain ends it.
+As in `texts.py`.  The first line names the nodes of round 7, and options: `term`, `idle` if no round runs, `least` for
+the number of nodes that the job needs, and a `rule` by which a drain ends the job.
 """
 
 from __future__ import annotations

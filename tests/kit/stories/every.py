@@ -1,4 +1,4 @@
-"""Every story file, with what tells its stories."""
+"""Every story file, with the function that runs its stories."""
 
 from __future__ import annotations
 

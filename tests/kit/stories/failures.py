@@ -1,8 +1,8 @@
-"""Reports of failed jobs as text: what is known of each worker, and the report that is made of it.
+"""Reports of failed jobs as text: what is known about each worker, and the report made from it.
 
-A line says of a rank what its `ProcessFailure` is made of, as JSON; `recorded` is the message in its error file, `file` is what
-stands there, `elsewhere` is what another node tells.  `raised 3: …` is a worker that raised, and was stopped; `stopped: 1 2`
-are others.
+A line gives the values of a rank's `ProcessFailure`, as JSON; `recorded` is the message in its error file, `file` is the
+content of that file, and `elsewhere` is a report from another node.  `raised 3: …` is a worker that raised and was stopped;
+`stopped: 1 2` are other stopped workers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def failure_of(rank: int, folder: Path, fields: dict[str, Any]) -> ProcessFailur
 
 
 def told(story: Story) -> list[str]:
-    """A story's lines, with the report as it is."""
+    """A story's lines, with the present report."""
     lines = [line for line in story.lines if line and not line.startswith("  ")]
     failures, raised, stopped = dict[int, ProcessFailure](), dict[int, ProcessFailure](), dict[int, str]()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
-"""Story files: what happens, and below it what follows, which a run of the stories can rewrite.
+"""Story files: events, and below each its results, which a run of the stories can rewrite.
 
-A file has a head, then stories.  Each begins with `== ` and its title; the next line says where it begins.  A kind of stories
-has a function `told` that takes a story and gives its lines with what follows as it is now.
+A file has a head, then stories.  Each begins with `== ` and its title; the next line is where it begins.  Each kind of
+story has a function `told` that takes a story and returns its lines with the present results.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def stories_in(folder: Path) -> list[Story]:
 
 
 def options_of(line: str) -> dict[str, str]:
-    """The words of a line, each with what follows its `=`."""
+    """The options in a line: each word, with the value after its `=`."""
     return dict(word.partition("=")[::2] for word in line.split())
 
 
 def rewritten(path: Path, told: Teller) -> str:
-    """The file with what follows now."""
+    """The file with the present results."""
     head = path.read_text().split("\n== ")[0]
     parts = ["\n".join([story.title, story.rules, *_lines(story, told)]) for story in read(path)]
     return "\n\n== ".join([head.rstrip("\n"), *parts]) + "\n"
@@ -63,6 +63,6 @@ def _lines(story: Story, told: Teller) -> list[str]:
 
 
 def changes(path: Path, told: Teller) -> str:
-    """How what follows now differs from what the file says; empty if it does not."""
+    """A diff between the file and the present results; empty if they agree."""
     before, after = path.read_text().splitlines(), rewritten(path, told).splitlines()
     return "\n".join(difflib.unified_diff(before, after, path.name, "as it goes now", lineterm="", n=5))

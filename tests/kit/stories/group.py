@@ -1,6 +1,6 @@
-"""Stories of the worker group as text: what the agent, its workers and the coordinator tell it, and what it does.
+"""Stories of the worker group as text: events from the agent, its workers and the leader, and its reaction.
 
-As in `texts.py`.  A group has two workers; `where` says how the first line's words come about, with the events of a story.
+As in `texts.py`.  A group has two workers; `where` maps each word of the first line to the story events that lead there.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def assigned(round_: int) -> Assigned:
 
 
 class Told(texts.Told):
-    """A group, and the clock it is told."""
+    """A group and its clock."""
 
     def __init__(self, where: str) -> None:
         times: dict[str, Any] = {"shutdown_timeout_s": SHUTDOWN_S, "exit_barrier_timeout_s": BARRIER_S}

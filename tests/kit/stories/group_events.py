@@ -1,4 +1,4 @@
-"""Stories of what is told of a worker group's run: the events of `kit.stories.group`, and the run events that follow."""
+"""Stories of a worker group's run events: the events of `kit.stories.group`, and the run events that follow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLDER = files.FOLDER / "run_events"
 
 
 class Told(group.Told):
-    """A group, what is told of it, and the clock."""
+    """A group, its run events, and the clock."""
 
     def __init__(self, where: str) -> None:
         super().__init__("init")
@@ -29,11 +29,11 @@ class Told(group.Told):
 
     @property
     def state(self) -> list[tuple[str, Any]]:
-        return []  # `Changed` tells
+        return []  # `Changed` reports it
 
     @property
     def durations(self) -> dict[str, float]:
-        """Of the phases that follow each other."""
+        """The total duration of each phase."""
         sums: dict[str, float] = defaultdict(float)
         for took in self.told:
             if isinstance(took, ev.PhaseTook) and took.name != "detect":

@@ -1,8 +1,8 @@
-"""Functions to launch; and, run as a script, one launch after the other with torch's launcher or with ours.
+"""Functions to launch; as a script, it runs one launch after the other with torch's launcher or with ours.
 
     python launches.py torch|aelastic
 
-prints what became of each, a JSON line for each: the test compares.
+It prints the outcome of each launch as a JSON line, for the test to compare.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def fail_the_first_time() -> str:
 
 
 def sleep_long(folder: str) -> None:
-    """Tells its pid in a file of the folder, first."""
+    """Writes its pid to a file in the folder first."""
     path = os.path.join(folder, os.environ["RANK"])
     with open(path + ".new", "w") as file:
         file.write(str(os.getpid()))
     os.rename(path + ".new", path)
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
-        time.sleep(0.1)  # a signal just before it is handled after it only
+        time.sleep(0.1)  # a signal that comes just before the sleep is handled only after it
 
 
 def ignore_sigterm(folder: str) -> None:
@@ -64,7 +64,7 @@ def ignore_sigterm(folder: str) -> None:
 
 
 def meet(queue: Any, event: Any, lock: Any, barrier: Any) -> bool:
-    """Needs each of them to be shared by the workers and their parent."""
+    """Works only if the workers and their parent share each argument."""
     with lock:
         queue.put(int(os.environ["RANK"]))
     barrier.wait(60)
@@ -195,7 +195,7 @@ def _stories(whose: str) -> None:
         _tell(name, lambda: call(rank_and, **fields))  # noqa: B023  called at once
 
 
-# Where torch, too, says ValueError.
+# Misuses for which torch also raises ValueError.
 MISUSES: dict[str, dict[str, Any]] = {
     "min above max": {"min_nodes": 2},
     "no nodes": {"min_nodes": 0, "max_nodes": 0},
@@ -214,7 +214,7 @@ def _kill_self_when_both_sleep(signum: int, folder: str) -> None:
 
 
 def _is_forking() -> bool:
-    """True while the main thread starts a process: an exception in a hook of fork is dropped, as torch.s on a signal."""
+    """True while the main thread starts a process: an exception in a fork hook is dropped, such as torch's on a signal."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and not frame.f_code.co_filename.endswith("multiprocessing/process.py"):
         frame = frame.f_back

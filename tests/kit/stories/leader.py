@@ -1,15 +1,15 @@
-"""Stories of the leader as text: what comes over connections, from the endpoint and from the clock, and what it does then.
+"""Stories of the leader as text: what arrives over connections, from the endpoint and from the clock, and its reaction.
 
 As in `coordinator.py`, with these differences.  `a'` is the connection that node a had before its present one.  While
-time passes all connected nodes that are not `silent` say that they live; heartbeats are not shown then.  After `->` come
-the states of the coordinator and of the leader, if the event has changed them, with an entry that is not committed.
+time passes, all connected nodes that are not `silent` send heartbeats, which are not shown.  After `->` come the states
+of the coordinator and of the leader, if the event changed them, with the entry that is not committed yet.
 
-What the endpoint answers and voters say comes at once, unless the endpoint `fails`, `is silent`, or a node `is mute`
-about the log.  In a story with `cell` it is told what the endpoint is asked.
+The endpoint and voters answer at once, unless the endpoint `fails` or `is silent`, or a node `is mute` about the log.
+A story with `cell` also shows the requests to the endpoint.
 
-With `voting=abc` all nodes of the round vote, and the leader is that of the first one's agent.  With `kept=abc` the first
-one's agent has led, and has ended: that of the second campaigns, or of the node `by`.  `alone=a`: a leads, and another
-could.  An `unbegun` leader has yet to look at the cell, as one that campaigns.
+With `voting=abc` all nodes of the round vote, and the first node's agent leads.  With `kept=abc` the first node's agent
+was the leader and has ended: the agent of the second node, or of the node `by`, campaigns.  `alone=a`: a leads, and
+another agent could.  An `unbegun` leader has not read the cell yet, like one that campaigns.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def begun(rules: dict[str, str]) -> Term:
 
 
 class Told:
-    """A story as it is told: a term, and which connections its nodes have had."""
+    """A story in progress: a term, and the connections that its nodes have had."""
 
     def __init__(self, story: Story) -> None:
         self.rules = options_of(story.rules)
@@ -77,7 +77,7 @@ class Told:
         return f"{core.phase} {core.round}, {leader.phase}{waits}"
 
     def answer(self, line: str) -> list[Any]:
-        """What follows from a line; of several nodes, from all that they do."""
+        """The result of a line; for several nodes, of everything that they do."""
         term = self.term
         if passed := re.fullmatch(r"([\d.]+) s pass(?:, (\w+) silent)?", line):
             actions = term.live_until(term.now + float(passed[1]), *(passed[2] or ""))
@@ -109,7 +109,7 @@ class Told:
         return [action for name in names.split() for action in self.does(name, verb, options)]
 
     def endpoint(self, what: str) -> list[Any]:
-        """What the endpoint does from now on."""
+        """Sets how the endpoint behaves from now on."""
         term = self.term
         match what.split():
             case ["fails"]:
@@ -174,9 +174,9 @@ class Told:
         return self.term.greeting(name, rank, past=past)
 
     def done(self, actions: list[Any]) -> Iterator[str]:
-        """Each action in the order of the first; what is said, with the nodes that hear it."""
+        """Each action, ordered by first occurrence; for messages, with the nodes that receive them."""
         names = {conn: name + "'" * back for name, of in self.conns.items() for back, conn in enumerate(of[::-1])}
-        told: list[tuple[str, int, int]] = []  # what is done, with which connection, if with one, and its group rank
+        told: list[tuple[str, int, int]] = []  # what is done, the connection if any, and its group rank
         for action in actions:
             conn = action.conn if isinstance(action, ev.Say | ev.Drop) else 0
             before = max((i for i, each in enumerate(told) if each[1] == conn), default=-1)
@@ -193,7 +193,7 @@ class Told:
 
 def words(action: Any) -> str:  # noqa: C901, PLR0912  a case for each action
     part: Any = getattr(action, "message", None)
-    if isinstance(part, str):  # of a plan, without a message of its own
+    if isinstance(part, str):  # a part of a plan without a message of its own
         return part
     match action:
         case ev.Drop(_, in_order):

@@ -1,4 +1,4 @@
-"""A leader under test: its clock, the cell, its connections by the names of nodes, and words for what is said and heard."""
+"""A leader under test: its clock, the cell, its connections by node name, and wording for the messages that pass."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from kit.reports import Reports, news
 
 LEASE_S = 5.0
 TOKEN = "t0k3n"
-FAILURE = ProcessFailure.from_elsewhere("host-a", 0, 0, 77, -11, "Signal 11 (SIGSEGV)", "", 1000)  # of no victim
-FIRST = decided.restart(1, 3, decided.failed(0, "host-a"))  # what follows from the first failure
+FAILURE = ProcessFailure.from_elsewhere("host-a", 0, 0, 77, -11, "Signal 11 (SIGSEGV)", "", 1000)  # not a victim's
+FIRST = decided.restart(1, 3, decided.failed(0, "host-a"))  # the decision after the first failure
 START, A_MOMENT_S = 100.0, 0.001
-TERM = 4  # unless it is said
-AT_ONCE_MAX = 10_000  # events, that follow from one
-WORD = "w"  # of a leader that finds the cell empty
+TERM = 4  # unless specified
+AT_ONCE_MAX = 10_000  # events that one event may lead to
+WORD = "w"  # the word of a leader that finds the cell empty
 
 UPWARD = m.Hello | m.Status | m.Alive | m.HungUp | r.Fetch | r.Fetched
 OF_CELL = ev.ReadCell | ev.WriteCell
@@ -56,7 +56,7 @@ def hello(name: str, rank: int | None = None, *, past: m.Past | None = None, **o
 
 
 def busy(round_: int = 1, term: int = TERM) -> m.Past:
-    """Of the first round of a term."""
+    """The past of a busy node in the first round of a term."""
     return m.Past(m.NodePhase.BUSY, round_, term)
 
 
@@ -77,24 +77,24 @@ def refusal(conn: int, reason: str, *, is_final: bool = True) -> list[Any]:
 
 
 def part(conn: int, what: Any) -> ev.Say:
-    """What is new in a plan that is sent, or a text about it, as if it were a message."""
+    """A new part of a plan, or a text about it, in the form of a message."""
     return ev.Say(conn, what)
 
 
 class Term:
-    """A leader, the clock it is told, the cell, and connections by the nodes that came on them last.
+    """A leader, its clock, the cell, and the connections by the node that last used each.
 
-    What the endpoint answers, and nodes that follow, comes at once: the cell is as this leader writes it, plans are in
-    the kernel's hands, and voters accept what they read of.
+    The endpoint and the following nodes answer at once: the cell is as this leader writes it, plans are sent in full, and
+    voters accept the entries that they read about.
 
     Args:
-        nodes: the fewest and the most of a round.
-        own: the node of the leader's agent; empty: it has none.
-        do_nodes_vote: else the store alone decides.
-        kept: what the leader's agent keeps of the log.
-        stored: what the cell holds.
-        has_listened: the term is from the wall clock, after a lease of listening.
-        is_begun: it has read the cell.
+        nodes: the minimum and maximum size of a round.
+        own: the node of the leader's agent; empty if it has none.
+        do_nodes_vote: if false, only the store decides.
+        kept: what the leader's agent has stored of the log.
+        stored: the content of the cell.
+        has_listened: the term is from the wall clock, after listening for a lease.
+        is_begun: the leader has read the cell.
     """
 
     def __init__(
@@ -121,21 +121,21 @@ class Term:
         self.conns: dict[str, int] = {}
         self.last_conn = 0
         self.reports = Reports()
-        self.plans: dict[int, m.Plan] = {}  # the last on each connection
-        self.logs: dict[str, Node] = {}  # what nodes know of the log, which is the leader's own node's, too
-        self.stored, self._read = stored, stored  # the cell, and as the leader has read or written it last
-        self.has_cell = True  # the endpoint answers; `False`: it says that it cannot
-        self.is_cell_silent = False  # it owes an answer
-        self._owed: list[Any] = []  # what it was asked meanwhile
-        self.shows_cell = False  # what it is asked is among what is done
-        self.mute: set[str] = set()  # nodes that do not answer what they read
+        self.plans: dict[int, m.Plan] = {}  # the latest on each connection
+        self.logs: dict[str, Node] = {}  # what nodes know of the log, the leader's own node included
+        self.stored, self._read = stored, stored  # the cell, and its content when the leader last read or wrote it
+        self.has_cell = True  # whether the endpoint can serve requests; if not, it answers with an error
+        self.is_cell_silent = False  # whether the endpoint withholds its answers
+        self._owed: list[Any] = []  # requests to answer once it is not silent any more
+        self.shows_cell = False  # whether results include requests to the endpoint
+        self.mute: set[str] = set()  # nodes that do not answer the plans that they read
         self.are_plans_flushed = True
-        self.asked: list[Any] = []  # of the endpoint
+        self.asked: list[Any] = []  # requests to the endpoint
         if is_begun:
             self.begin()
 
     def begin(self) -> list[Any]:
-        """The leader's first moment."""
+        """Starts the leader."""
         done = self.tell(ev.DeadlinePassed())
         self.now = START
         return done
@@ -143,7 +143,7 @@ class Term:
     # What happens.
 
     def tell(self, *events: ev.Event) -> list[Any]:
-        """What the last of the events is answered with, and what follows at once; not what the endpoint is asked."""
+        """The answer to the last event and its immediate consequences, without requests to the endpoint."""
         done: list[Any] = []
         for event in events:
             done, to_come, count = [], deque([event]), 0
@@ -156,7 +156,7 @@ class Term:
         return done
 
     def answers(self, action: Any) -> list[ev.Event]:
-        """What follows from an action at once."""
+        """The immediate consequences of an action."""
         match action:
             case ev.ReadCell() | ev.WriteCell():
                 self.asked.append(action)
@@ -168,7 +168,7 @@ class Term:
                 return []
 
     def of_cell(self, action: ev.ReadCell | ev.WriteCell) -> list[ev.Event]:
-        """What the endpoint answers: it replaces the cell if that is as its leader has read it."""
+        """The endpoint's answer: it replaces the cell if that is unchanged since its leader read it."""
         if self.is_cell_silent:
             self._owed.append(action)
             return []
@@ -180,24 +180,24 @@ class Term:
         return [ev.CellSaid(self.stored)]
 
     def break_silence(self) -> list[Any]:
-        """The endpoint answers again, at first what it was asked meanwhile."""
+        """The endpoint answers again, beginning with the requests that came meanwhile."""
         self.is_cell_silent, owed, self._owed = False, self._owed, []
         return [each for action in owed for answer in self.of_cell(action) for each in self.tell(answer)]
 
     def silence(self, name: str) -> list[Any]:
-        """A node does not answer what it reads of the log."""
+        """A node no longer answers what it reads about the log."""
         self.mute.add(name)
         return []
 
     def speak(self, name: str) -> list[Any]:
-        """A node answers the plan that it has read last."""
+        """A node answers the plan that it read last."""
         self.mute.discard(name)
         conn = self.conns[name]
         plan = self.plans[conn]
         return [each for event in self.followed(conn, plan) for each in self.tell(event)]
 
     def followed(self, conn: int, plan: m.Plan) -> list[ev.Event]:
-        """A node that follows reads what its plan says of the log, and answers if it knows more by then."""
+        """A following node reads about the log in its plan, and answers if it knows more then."""
         name = next((name for name, its in self.conns.items() if its == conn), "")
         if plan.log is None or name not in self.logs or name in self.mute:
             return []
@@ -210,7 +210,7 @@ class Term:
         return [ev.Received(conn, status)]
 
     def parted(self, action: Any) -> list[Any]:
-        """A plan that is sent as what is new in it."""
+        """Splits a plan into the parts that are new in it."""
         if isinstance(action, OF_CELL):
             return [action] if self.shows_cell else []
         if not (isinstance(action, ev.Say) and isinstance(action.message, m.Plan)):
@@ -225,7 +225,7 @@ class Term:
     # What nodes do.
 
     def node(self, name: str, rank: int | None = None, **others: Any) -> m.Node:
-        """A node, which can be asked for its vote where nodes vote."""
+        """A node, which can vote if nodes vote."""
         return node(name, rank, **({"vote_port": 7} if self.leader.do_nodes_vote else {}) | others)
 
     def open(self, name: str, peer: str = "") -> int:
@@ -235,7 +235,7 @@ class Term:
         return self.last_conn
 
     def join(self, name: str, rank: int | None = None, **others: Any) -> list[Any]:
-        """A node connects and says hello."""
+        """A node connects and sends its greeting."""
         conn = self.open(name)
         greeting = self.greeting(name, rank, **others)
         self.reports.connects(greeting.status.node, greeting.status.past)
@@ -243,7 +243,7 @@ class Term:
         return self.tell(ev.Received(conn, greeting))
 
     def greeting(self, name: str, rank: int | None = None, **others: Any) -> m.Hello:
-        """What a node says first, which follows this leader from then on."""
+        """The first message of a node, which follows this leader from then on."""
         token, terms = others.pop("token", self.at.token), others.pop("terms", self.terms)
         before = self.reports.of.get(name)
         past = others.pop("past", None) or m.Past(m.NodePhase.READY)
@@ -267,7 +267,7 @@ class Term:
         return self.tell(ev.Received(self.conns[name], said))
 
     def fail(self, name: str, failure: ProcessFailure = FAILURE) -> list[Any]:
-        """A worker fails, and the grace passes in which that might turn out to be a victim's."""
+        """A worker fails, and the grace period passes in which it might turn out to be a victim."""
         said = self.say(name, m.Failed(name, 1, failure))
         self.now += GRACE_S
         return said + self.tell(ev.DeadlinePassed())
@@ -293,12 +293,12 @@ class Term:
                 done += self.say(name, m.Alive())
             if leader.deadline is not None and leader.deadline <= time:
                 done += self.pass_deadline()
-            assert leader.has_stepped_down or leader.deadline > before, "time must go on"  # type: ignore[operator]
+            assert leader.has_stepped_down or leader.deadline > before, "time must advance"  # type: ignore[operator]
         self.now = max(self.now, time)
         return done
 
     def hears(self, actions: list[Any]) -> dict[str, list[Any]]:
-        """What each node hears."""
+        """The messages that each node receives."""
         names = {conn: name for name, conn in self.conns.items()}
         heard: dict[str, list[Any]] = {}
         for action in actions:
@@ -308,12 +308,12 @@ class Term:
 
     @property
     def written(self) -> list[m.StoredCell]:
-        """What the endpoint was asked to keep."""
+        """The cells that the endpoint was asked to store."""
         return [each.stored for each in self.asked if isinstance(each, ev.WriteCell)]
 
 
 def running(names: str = "ab", **others: Any) -> Term:
-    """A round of these nodes is on."""
+    """A leader with a running round of these nodes."""
     term = Term((len(names), 3) if "nodes" not in others else others.pop("nodes"), last_call_timeout_s=0.01, **others)
     for name in names:
         term.join(name)
@@ -323,7 +323,7 @@ def running(names: str = "ab", **others: Any) -> Term:
 
 
 def voting(names: str = "abc", **others: Any) -> Term:
-    """A round of these nodes is on, all of which vote; the leader is that of the first one's agent."""
+    """The leader of a running round of these nodes, all of which vote; it belongs to the first node's agent."""
     return running(names, own=names[0], do_nodes_vote=True, **others)
 
 
@@ -332,13 +332,13 @@ def participants(names: str) -> list[m.Node]:
 
 
 def first_round(names: str = "abc", *, term: int = TERM, state: JobState | None = None) -> Entry:
-    """The entry with the first round of these nodes, all of which vote; the leader was that of the first one's agent."""
+    """The entry with the first round of these nodes, all of which vote; the first node's agent was the leader."""
     kept = state or JobState(round_of(1, term, participants(names), names[0]))
     return first_entry(term, [*names], [*names], (WORD,), payload_of(kept))
 
 
 def campaigning(names: str = "abc", *, kept: Entry | None = None, by: str = "", **others: Any) -> Term:
-    """The agent of the second node campaigns: it has read that the leader, that of the first one, has ended."""
+    """The second node's agent campaigns: it has read that the leader, the first node's agent, has ended."""
     entry = kept or first_round(names)
     own = by or names[1]
     ended = () if own == names[0] else (EndedLeader(names[0], None),)
@@ -356,6 +356,6 @@ def campaigning(names: str = "abc", *, kept: Entry | None = None, by: str = "", 
 
 
 def of_kind(actions: list[Any], kind: type) -> list[Any]:
-    """The messages of one kind that are said, or the actions of it."""
+    """The sent messages of one kind, or the actions of that kind."""
     said = [action.message for action in actions if isinstance(action, ev.Say)]
     return [each for each in (*actions, *said) if isinstance(each, kind)]

@@ -1,4 +1,4 @@
-"""A member in each of its phases, and the clock that it is told: what the tests of it share."""
+"""A member in each of its phases, with its clock: shared by the tests of the member."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RANKS = NodeRanks(
 SUCCEEDED = m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED)
 TERM = 4  # of the first leader
 
-# The log: the first round, in which three nodes vote, and this one is the second of them.
+# The log: the first round, in which three nodes vote; this node is the second of them.
 VOTERS = "boss", "me", "other"
 FIRST = first_entry(TERM, VOTERS, VOTERS, ("1f",))
 
@@ -49,7 +49,7 @@ def after(parent: Entry, *voters: str, term: int = TERM, payload: Payload = NO_P
 
 
 def verdict_after(parent: Entry, verdict: m.Ended | None = SUCCEEDED, payload: Payload = NO_PAYLOAD) -> Entry:
-    """The last entry: how the job ended, or what no leader writes."""
+    """The last entry: how the job ended, or a payload that no leader writes."""
     content = payload_of(JobState(verdict=verdict)) if verdict is not None else payload
     return next_entry(parent, TERM, VOTERS, VOTERS, parent.incarnations, is_verdict=True, payload=content)
 
@@ -59,7 +59,7 @@ def leader_at(name: str = "boss", term: int = TERM) -> m.LeaderAt:
 
 
 def stored(name: str = "boss", term: int = TERM, *, renewals: int = 0, committed: Entry | None = None) -> m.StoredCell:
-    """The cell as a leader has written it; `name` empty: it has resigned."""
+    """The cell as a leader wrote it; an empty `name` means that it has resigned."""
     at = leader_at(name, term) if name else None
     token = "" if at is None else at.token
     found = None if committed is None else committed.log
@@ -86,7 +86,7 @@ def interrupted(round_: int = 1, restart_count: int = 1) -> m.Interrupted:
 
 
 class Story:
-    """A member, and the clock it is told."""
+    """A member and its clock."""
 
     def __init__(self, *, may_lead: bool = True) -> None:
         self.core = Member("me", TERMS, Search(JOIN_S), may_lead)
@@ -95,12 +95,12 @@ class Story:
 
     @property
     def node(self) -> Node:
-        """What this node keeps of the log, which no leader core has."""
+        """The log as this node stores it, while no leader core of its agent holds it."""
         assert self.core.log is not None
         return self.core.log
 
     def planned(self, message: Any) -> m.Downward:
-        """What the leader sends for it to be heard: a decision comes as a part of the whole plan."""
+        """The leader's message that carries this: a decision arrives as part of the whole plan."""
         is_of_plan = isinstance(message, r.Answer) and message.ask_id in self.core.state.asked
         if isinstance(message, m.Downward) and not is_of_plan:
             if isinstance(message, m.Plan):
@@ -110,7 +110,7 @@ class Story:
         return self.plan
 
     def tell(self, *events: ev.Event) -> list[Any]:
-        """What the last of the events is answered with."""
+        """The answer to the last of the events."""
         actions: list[Any] = []
         for event in events:
             if isinstance(event, ev.Received) and isinstance(event.message, m.Plan):
@@ -127,9 +127,9 @@ class Story:
         return self.tell(ev.DeadlinePassed())
 
     def be_silent_until(self, time: float) -> list[Any]:
-        """Lets time pass, and nobody say anything; all that is done.
+        """Lets time pass without any messages; returns all actions.
 
-        That the cell is read beside a leader that is silent comes to nothing.
+        Reads of the cell while the leader is silent have no result.
         """
         done: list[Any] = []
         while self.core.deadline is not None and self.core.deadline <= time:
@@ -144,12 +144,12 @@ class Story:
         return self.be_silent_until(self.now + seconds)
 
     def lose_leader(self, close: log.Close = log.Close.ORDERLY) -> list[Any]:
-        """The connection ends; unless it is said, because the leader's process did."""
+        """The connection ends, by default because the leader's process did."""
         return self.tell(ev.ConnectionLost(self.core.conn, "its connection ended", close))
 
 
 def told(*events: ev.Event) -> Callable[[], Story]:
-    """Makes a member that has been told these events."""
+    """Makes a member that has handled these events."""
 
     def build() -> Story:
         story = Story()
@@ -160,7 +160,7 @@ def told(*events: ev.Event) -> Callable[[], Story]:
 
 
 READY = ev.Submitted(m.Ready(NODE))
-# Of a leader whose node is new to it: no round has begun.
+# From a leader that does not know the node yet: no round has begun.
 WELCOME = m.Plan(TERM, LEASE_S, of_log(committed=None))
 RUNS = m.Plan(TERM, LEASE_S, of_log(), assigned())
 JOINED = READY, ev.CellSaid(stored()), ev.Connected(1)
@@ -173,12 +173,12 @@ over = told(*JOINED, ev.Received(1, WELCOME.replace(ended=SUCCEEDED)))
 
 
 def spare() -> Story:
-    """A node that waits beside the round: it has no vote, and knows the entry by its id."""
+    """A node that waits outside the round: it has no vote, and knows the entry only by its id."""
     return told(*JOINED, ev.Received(1, WELCOME.replace(log=of_log(committed=FIRST.id))))()
 
 
 def alone(close: log.Close = log.Close.ORDERLY) -> Story:
-    """A voter whose leader is gone, and that has asked the endpoint for another."""
+    """A voter whose leader is gone, and that has asked the endpoint for a new one."""
     story = busy()
     story.lose_leader(close)
     return story

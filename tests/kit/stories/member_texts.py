@@ -1,10 +1,10 @@
-"""Stories of a member as text: what the supervisor, the cell, connections and the clock tell it, and what it does.
+"""Stories of a member as text: events from the supervisor, the cell, connections and the clock, and its reaction.
 
 As in `texts.py`.  A story begins in a phase of `kit.stories.member`.  `boss 4` is an agent that leads, or wants to, and its
-term; this node votes second of three.  `5 s are slept`: the process was stopped.  While `5 s pass` the leader says nothing, or
-its heartbeats (`hearing`), what is due is done, and the endpoint does not answer a node that has a connection.  `cut off`: it
-answers nobody, no connection can be opened, no vote comes, and only what is delivered is shown; `cell rising`: it answers,
-and the leader renews it.
+term; this node is the second of three voters.  `5 s are slept`: the process was stopped.  While `5 s pass`, the leader
+sends nothing, or heartbeats only (`hearing`), the member acts when its timers are due, and the endpoint does not answer a
+node that has a connection.  `cut off`: the endpoint answers nobody, no connection can be opened, no vote arrives, and only
+what is delivered is shown; `cell rising`: the endpoint answers, and the leader renews the cell.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from kit.stories.member import FAILURE, FIRST, LEASE_S, NODE, SUCCEEDED, TERM, V
 FOLDER = files.FOLDER / "member"
 OUTDATED = "this agent read an outdated record of the leader; retrying"
 SECOND = member.after(FIRST, *VOTERS)
-ELSEWHERE = first_entry(9, "xy", "xy", ("2f",))  # of another log
+ELSEWHERE = first_entry(9, "xy", "xy", ("2f",))  # an entry of another log
 CANDIDACY_S = 1.5  # until a candidate without votes gives up
 
 
 class Told(texts.Told):
-    """A story as it is told."""
+    """A story in progress."""
 
     def __init__(self, story: Story) -> None:
         phase, rules = story.rules.split()[0], options_of(story.rules)
@@ -77,7 +77,7 @@ class Told(texts.Told):
         return done
 
     def is_cut_off(self, until: float, how: str) -> list[Any]:
-        """Nothing comes through, or only what the cell says; what follows."""
+        """Lets time pass while nothing arrives, or only the cell's answers; returns the result."""
         story, done, actions = self.story, list[Any](), list[Any]()
         while True:
             if ev.ReadCell() in actions:
@@ -214,7 +214,7 @@ class Told(texts.Told):
 
 
 def campaigns(campaign: ev.Campaign) -> str:
-    """What a candidate begins with."""
+    """How a candidate begins."""
     gone = f", {', '.join(campaign.gone)} gone" if campaign.gone else ""
     before = f", after job {campaign.job_before}" if campaign.job_before else ""
     return f" above {campaign.highest}{', having listened' * campaign.has_listened}{gone}{before}"
@@ -227,7 +227,7 @@ def status(of: m.Status) -> str:
 
 
 def log_of(known: LogStatus | None) -> str:
-    """What a node says of the log."""
+    """What a node reports about the log."""
     if known is None:
         return ", leads"
     accepted = ", accepts a proposal" if known.accepted is not None else ""

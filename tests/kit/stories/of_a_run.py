@@ -1,7 +1,7 @@
-"""A run of the simulation as a text story: what its last coordinator was told, in the notation of `kit.stories.coordinator`.
+"""A simulation run as a text story: what its last leader received, in the notation of `kit.stories.coordinator`.
 
-Nodes get letters in the order in which the coordinator met them, and no host or time but what the notation has.  The core is
-then asked anew what it makes of each line, so the story shows this core's own decisions; `tests/core/stories` can hold it.
+Nodes are named by letters in the order in which the leader met them; hosts and times are only those of the notation.  The
+core then handles each line again, so the story shows the core's own decisions and can be stored in `tests/core/stories`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Heard = list[tuple[float, ev.Event]]
 
 @dataclass
 class Book:
-    """What a coordinator was told, and what it has continued."""
+    """What a leader received, and what it continued."""
 
     core: Coordinator
     heard: Heard = field(default_factory=list)
@@ -33,7 +33,7 @@ class Book:
 
 
 def recorded(run: Callable[[], object]) -> Book | None:
-    """What the coordinator that heard something last was told in a run, which may break a promise."""
+    """The record of the leader that received the last message of a run, which may break a promise."""
     books: dict[int, Book] = {}
     last: Book | None = None
     handle, resume = Coordinator.handle, Coordinator.resume
@@ -55,7 +55,7 @@ def recorded(run: Callable[[], object]) -> Book | None:
     Coordinator.handle, Coordinator.resume = listen, continued  # type: ignore[assignment, method-assign]
     try:
         run()
-    except Exception:  # noqa: BLE001  what is broken was said before
+    except Exception:  # noqa: BLE001  the broken promise was reported before
         pass
     finally:
         Coordinator.handle, Coordinator.resume = handle, resume  # type: ignore[method-assign]
@@ -63,10 +63,10 @@ def recorded(run: Callable[[], object]) -> Book | None:
 
 
 def story_of(run: Callable[[], object], title: str) -> str:
-    """The story; without a coordinator, or for what the notation has no word for, one line that says so."""
+    """The story; one line of explanation if the run has no leader or the notation lacks a word for an event."""
     book = recorded(run)
     if book is None:
-        return "no coordinator was told anything"
+        return "no leader received anything"
     core = book.core
     low, high = core.rules.limits
     names: dict[str, str] = {}
@@ -81,7 +81,7 @@ def story_of(run: Callable[[], object], title: str) -> str:
 
 
 def _continued(kept: JobState, gone: tuple[str, ...], names: dict[str, str]) -> str:
-    """How a story begins whose leader has continued a job."""
+    """The beginning of a story whose leader continued a job."""
     if kept.last_round is None or kept.asks or kept.verdict is not None:
         raise LookupError("a job without a round, with a request, or with a verdict")
     round_ = kept.last_round
@@ -95,7 +95,7 @@ def _continued(kept: JobState, gone: tuple[str, ...], names: dict[str, str]) -> 
 
 def _lines(heard: Heard, names: dict[str, str]) -> Iterator[str]:
     before = None
-    statuses: dict[str, m.Status] = {}  # the last of each node
+    statuses: dict[str, m.Status] = {}  # the latest of each node
     for now, event in heard:
         if before is not None and now - before >= 0.001:
             yield f"{ceil(1000 * (now - before)) / 1000:.3f} s pass"  # no timer fires too early
@@ -124,7 +124,7 @@ def _line(event: ev.Event, names: dict[str, str], before: dict[str, m.Status]) -
 
 
 def _reported(event: ev.Reported, before: m.Status | None) -> str:  # noqa: C901  one case for each
-    """What is new in a status, if the notation has a word for it."""
+    """The news in a status, if the notation has a word for it."""
     status, past = event.status, event.status.past
     if status.left is not None:
         return f"leaves: {status.left.reason}"
@@ -152,7 +152,7 @@ def _reported(event: ev.Reported, before: m.Status | None) -> str:  # noqa: C901
 
 
 def _wishes(status: m.Status) -> tuple[object, ...]:
-    """What a node asks for, or answers."""
+    """What a node requests or answers."""
     return status.asks, status.frozen, status.saved, status.question, status.places
 
 

@@ -1,4 +1,4 @@
-"""Error files as `record` writes them, and what its handler sees."""
+"""Error files as `record` writes them, and the calls that its handler gets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def record_text(
 
 
 class Told(ErrorHandler):
-    """A handler that writes down what `record` calls, as one of torch 2.15 may."""
+    """A handler that records the calls of `record`, as a handler of torch 2.15 may."""
 
     def __init__(self) -> None:
         self.calls: list[object] = []
@@ -56,7 +56,7 @@ def exits() -> int:
     sys.exit(0)
 
 
-# What `record` decorates, and the calls that its handler sees.
+# Functions decorated with `record`, and the calls that its handler gets.
 HOOKS: dict[str, tuple[Callable[[], int], list[object]]] = {
     "returns": (returns, [("initialize", "returns"), ("record_success", "returns")]),
     "raises": (raises, [("initialize", "raises"), ("record_exception", "raises")]),

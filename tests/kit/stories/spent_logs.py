@@ -1,4 +1,4 @@
-"""Event logs of jobs whose time is known: what each second went on is decided first, and told then."""
+"""Event logs of jobs whose time is known: the use of each second is decided first, then logged."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from aelastic.workers.states import Phase, WorkerState
 from kit import decided
 from kit.stories.event_logs import NodeLog
 
-# Records of progress are this far apart; a living agent is never silent for longer.
+# The interval of progress records; a living agent is never silent for longer.
 EACH_S = 60.0
 
 
 class Job:
-    """A job of some nodes, as a seed has it.
+    """A job of several nodes, generated from a seed.
 
-    `truth` is what its time went on, in seconds; `again` how many steps were made twice.
+    `truth` is how its time was spent, in seconds; `again` is how many steps were made twice.
     """
 
     def __init__(self, seed: int) -> None:
@@ -40,7 +40,7 @@ class Job:
         self.end()
 
     def goes(self, on: str, seconds: float) -> float:
-        """Time passes; gives until when."""
+        """Spends time; returns the time at its end."""
         self.truth[on] += seconds
         self.now += seconds
         return self.now
@@ -57,7 +57,7 @@ class Job:
         self.on = "starting"
 
     def start(self) -> None:
-        """Nodes meet, workers import, and make the first step that they have not saved."""
+        """Nodes meet; workers import, and make the first step that is not saved."""
         if self.rng.random() < 0.3:
             for _ in range(self.rng.randint(2, 20)):
                 self.goes("waiting", 10.0)
@@ -127,7 +127,7 @@ class Job:
         self.stop(decided.left("node-0", "spot"), "membership")
 
     def vanish(self) -> None:
-        """All machines are gone at once; the same command is given again."""
+        """All machines vanish at once, and the same command is run again."""
         self.goes("unknown", self.rng.uniform(100.0, 5000.0))
         self.round = 0
         self.launch()

@@ -1,8 +1,8 @@
-"""Stories of a supervisor whose workers run nowhere, as text, on a clock that costs no time.
+"""Stories of a supervisor with fake workers, as text, on a virtual clock.
 
-A story has a title and options, then one line for each generation, with what each worker does: `succeeds` or `fails`, after
-10 s unless it says `at`, or `runs` until it is stopped; then what happens to the agent, by time.  Below stands what comes of
-it: starts, signals, what is noticed, how the run ends.
+A story has a title and options, then one line per generation, with what each worker does: `succeeds` or `fails`, after
+10 s unless it has `at`, or `runs` until it is stopped; then what happens to the agent, by time.  Below that comes the
+result: starts, signals, log lines, and how the run ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kit.virtual_clock import DiskHangs, on_virtual_time
 
 SIGNALS = {"TERM": 15, "KILL": 9, "USR1": 10, "INT": 2}
 NAMES = {number: name for name, number in SIGNALS.items()}
-# What an observer is told of, of the kinds that a story's `tells` has.
+# What an observer receives, for the kinds in a story's `tells`.
 EVENTS = {
     "RunBegan": "told that the run begins: {0.local_world_size} workers, {0.max_restarts} restarts, endpoint {0.rdzv_backend!r}",
     "RoundFormed": "told of round {0.round}, generation {0.generation}",
@@ -40,7 +40,7 @@ EVENTS = {
     "StopAsked": "told of signal {0.signum}",
     "RunEnded": "told of the end: {0.state.name}: {0.reason}{cause}",
 }
-# What a disk may hang under.
+# Operations that a hanging disk may block.
 DISKS: dict[str, tuple[Any, str]] = {
     "what workers wrote": (run_logs.RunLogs, "tail"),
     "first folders": (run_logs.RunLogs, "_make_folders"),
@@ -58,12 +58,12 @@ async def _hang_alone(*_: Any) -> None:
 
 
 def plain(text: str) -> str:
-    """Without what is of this machine."""
+    """The text without parts that are specific to this machine."""
     return re.sub(r"(?<![\w/])/\S+[^\s:,;]", "PATH", text.replace(os.uname().nodename, "HOST"))
 
 
 def work() -> None:
-    """An entrypoint whose return value counts; it never runs here."""
+    """An entrypoint with a return value; it never runs here."""
 
 
 PLAN = re.compile(
@@ -83,7 +83,7 @@ def plan_of(text: str) -> Plan:
 
 
 class Play(Observer):
-    """One story: what happens to its agent, and what comes of it."""
+    """One story: what happens to its agent, and the result."""
 
     def __init__(self, story: Story, patch: pytest.MonkeyPatch) -> None:
         options = dict(word.split("=") for word in story.rules.split())
@@ -116,7 +116,7 @@ class Play(Observer):
         look, stop = Postmortem.of_living, self.backend.stop
 
         async def of_living(*arguments: Any) -> Any:
-            await anyio.sleep(self.look_s)  # stacks are taken, files are read
+            await anyio.sleep(self.look_s)  # stacks are dumped, files are read
             return await look(*arguments)
 
         def note(local_rank: int, signum: int) -> bool:
@@ -207,7 +207,7 @@ class Play(Observer):
 
 
 def told(story: Story) -> list[str]:
-    """A story's lines as the supervisor has it."""
+    """A story's lines with the supervisor's present results."""
     with pytest.MonkeyPatch.context() as patch:
 
         @on_virtual_time

@@ -1,7 +1,7 @@
-"""Stories of one core as text: events, what is done, and which parts of the state have changed.
+"""Stories of one core as text: events, actions, and the parts of the state that changed.
 
-As in `coordinator.py`, with these differences.  The first line is where a story begins, and options.  Several events can stand
-in one line; what all of them bring about stands below it, and after `->` each part of the state that they have changed.
+As in `coordinator.py`, with these differences.  The first line is where the story begins, with options.  A line may hold
+several events; below it come all their actions, and after `->` each part of the state that they changed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kit.stories.files import Story
 
 
 class Told:
-    """A story as it is told."""
+    """A story in progress."""
 
     core: Any
     now: float
@@ -35,7 +35,7 @@ class Told:
 
     @property
     def state(self) -> list[tuple[str, Any]]:
-        """Each part in words, and what tells it from another that reads the same."""
+        """Each part in words, with a value that distinguishes it from others that read the same."""
         due = self.core.deadline
         left = "nothing is due" if due is None else f"due in {due - self.now:g} s"
         return [*((part, None) for part in self.parts()), (left, due)]
@@ -47,7 +47,7 @@ class Told:
         raise NotImplementedError
 
     def tell(self, line: str) -> list[Any]:
-        """An event, or what is special."""
+        """Handles an event, or a line of a special form."""
         raise NotImplementedError
 
     def pass_deadline(self) -> list[Any]:

@@ -1,9 +1,9 @@
-"""Stories of timelines as text: what the agents of a job write into their event logs, and the timeline that comes of it.
+"""Stories of timelines as text: what the agents of a job write to their event logs, and the resulting timeline.
 
-The first line names the nodes, each with what `NodeLog` takes.  A line is a time, a node, and what it tells: a
-method of `NodeLog` with its arguments, where `_` stands for a space.  Below the last line stands the timeline: of each node
-its blocks, its marks and the lives of its workers, then the restarts with each node's share, what the time was spent on, the
-notes and how the run ended.
+The first line names the nodes, each with the arguments of `NodeLog`.  Each further line is a time, a node, and the event:
+a method of `NodeLog` with its arguments, where `_` means a space.  The timeline follows the last line: for each node its
+blocks, marks and the lives of its workers, then the restarts with each node's share, how the time was spent, the notes,
+and how the run ended.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def arguments_of(words: list[str]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def event_of(words: list[str]) -> ev.RunEvent | None:
-    """What is told without a method of its own."""
+    """An event without a method of its own."""
     kind, *given = words
     values, named = arguments_of(given)
     match kind:

@@ -1,4 +1,4 @@
-"""Timelines of made-up logs, and a reader of the page that shows them."""
+"""Timelines of invented logs, and a reader of the page that shows them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Elements(HTMLParser):
 
 
 def data_of(page: str) -> dict[str, Any]:
-    """The data of the picture that a page has for its script."""
+    """The data that a page holds for its script to draw."""
     (text,) = re.findall(r'<script type="application/json" id="data">([^<]*)</script>', page)
     found: dict[str, Any] = json.loads(text)
     return found

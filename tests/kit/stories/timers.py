@@ -1,6 +1,6 @@
-"""Stories of the workers' timers as text: what they write, what becomes of them, and what is told.
+"""Stories of the workers' timers as text: what workers write, what happens to them, and what is reported.
 
-As in `texts.py`.  Two workers run, `0` and `1`; a `child` and a `stranger` write, too.  A story begins with `workers`.
+As in `texts.py`.  Two workers run, `0` and `1`; a `child` and a `stranger` also write.  A story begins with `workers`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from kit.stories.files import Story, options_of
 
 FOLDER = files.FOLDER / "timers"
 KILL = int(signal.SIGKILL)
-EPOCH_S = 1_700_000_000.0  # the wall clock is so far ahead of the monotonic one
+EPOCH_S = 1_700_000_000.0  # how far the wall clock is ahead of the monotonic one
 WORKERS = {100: 0, 101: 1}
 CHILD, STRANGER = 500, 600
 
 
 def line(pid: Any, scope: Any, expiration_time: Any, signum: Any = KILL, **more: Any) -> bytes:
-    """As torch's client writes it."""
+    """A request as torch's client writes it."""
     request = {"version": 1, "pid": pid, "scope_id": scope, "expiration_time": expiration_time, "signal": signum}
     return json.dumps(request | more).encode() + b"\n"
 
 
 class Told(texts.Told):
-    """Timers of two workers, and the clocks they are told."""
+    """Timers of two workers, and their clocks."""
 
     core: t.Timers
 

@@ -1,4 +1,4 @@
-"""Runs a story under torch's agent or ours, in a process of its own, and writes down what listeners were told.
+"""Runs a story under torch's agent or ours, in a process of its own, and records the events that listeners received.
 
 python torch_events.py torch|ours STORY '{"run_id": "job", "min_nodes": 2}' RESULT_FILE
 """
@@ -51,7 +51,7 @@ def python(code: str) -> tuple[str, tuple[str, ...]]:
     return sys.executable, ("-c", f"import os, sys, time\n{code}")
 
 
-# A program that fails is alone: under torch, one that is stopped for it has failed, too.
+# A program that fails is alone: under torch, a program that is stopped because of it has also failed.
 FAILS_AT_FIRST = "sys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)"
 WAITS = "open(os.environ['STARTED'] + os.environ['RANK'], 'w'); time.sleep(600)"
 # One of two nodes fails once; the other one is healthy when it does.
@@ -156,7 +156,7 @@ def main() -> None:
     began = time.time()
     try:
         (run_torch if launcher == "torch" else run_ours)(story, json.loads(config))
-    except Exception as failure:  # noqa: BLE001  how it ended is what the listeners are told
+    except Exception as failure:  # noqa: BLE001  listeners receive how it ended
         logging.getLogger(__name__).info("%r", failure)
     Path(result).write_text(json.dumps({"told": told, "began": began, "ended": time.time()}))
 

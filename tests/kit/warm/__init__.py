@@ -1,1 +1,1 @@
-"""Interpreters that have imported torch already: workers, torchrun's agents and stores of tests start in 50 ms."""
+"""Interpreters that have already imported torch: workers, torchrun's agents and stores of tests start in 50 ms."""

@@ -1,4 +1,4 @@
-"""What descends from a process, as the kernel tells it (`/proc/PID/task/TID/children` in proc(5))."""
+"""The descendants of a process, from the kernel (`/proc/PID/task/TID/children` in proc(5))."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def descendants(pid: int) -> list[int]:
-    """Children, their children, and so on; zombies too."""
+    """Children, their children, and so on, including zombies."""
     found: list[int] = []
     parents = [pid]
     while parents:

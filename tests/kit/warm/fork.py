@@ -1,6 +1,6 @@
-"""What a fork does to become the program that it was asked for: `server.py` and `keeper.py`.
+"""Turns a fork of `server.py` or `keeper.py` into the requested program.
 
-It differs from an interpreter that was started for the program in its pid, its parent, and what /proc tells of its start.
+It differs from an interpreter started for the program only in its pid, its parent, and what /proc shows about its start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
-# What a program's descriptors are moved to until all others are closed.
+# A program's descriptors move above this number until all others are closed.
 _ABOVE_ALL = 600
 
 
@@ -32,7 +32,7 @@ def die_with_parent() -> None:
 
 
 def read_request(connection: socket.socket) -> dict[str, Any] | None:
-    """The program to become, with its descriptors; `None` if its sender was killed before it had said it all."""
+    """The program to become, with its descriptors; `None` if the sender was killed before it had sent everything."""
     try:
         head, received, _, _ = socket.recv_fds(connection, 4, 253)
         body = b""
@@ -44,7 +44,7 @@ def read_request(connection: socket.socket) -> dict[str, Any] | None:
 
 
 def become(request: dict[str, Any]) -> None:
-    """Takes the place of the program that asked, but for its pid, its parent and what /proc tells of its start."""
+    """Replaces the requesting program, except for its pid, its parent and what /proc shows about its start."""
     if request["session"]:
         os.setsid()
     elif request["group"]:
@@ -88,7 +88,7 @@ def open_streams(is_unbuffered: bool) -> None:
 
 
 def program(argv: list[str]) -> Callable[[], Any]:
-    """What an interpreter would run, made ready."""
+    """Prepares what an interpreter would run."""
     is_unbuffered, is_safe = bool(os.environ.get("PYTHONUNBUFFERED")), bool(os.environ.get("PYTHONSAFEPATH"))
     while argv[0] in {"-u", "-P"}:
         is_unbuffered, is_safe = is_unbuffered or argv[0] == "-u", is_safe or argv[0] == "-P"
@@ -123,7 +123,7 @@ def program(argv: list[str]) -> Callable[[], Any]:
 
 
 def _register_source(code: types.CodeType, source: str) -> None:
-    """Makes tracebacks show lines of the code, as the interpreter does since 3.13."""
+    """Makes tracebacks show lines of the code, as the interpreter has done since 3.13."""
     import linecache
 
     key = code if hasattr(linecache, "_interactive_cache") else code.co_filename
@@ -149,7 +149,7 @@ def without_us(error: BaseException) -> BaseException:
 
 
 def exit_code(run: Callable[[], Any]) -> int:
-    """Runs it; the exit code that the interpreter would have."""
+    """Runs it; returns the exit code that the interpreter would have."""
     try:
         run()
     except SystemExit as error:
@@ -159,8 +159,8 @@ def exit_code(run: Callable[[], Any]) -> int:
         return 1
     except BaseException as error:  # noqa: BLE001  as the interpreter does
         without_us(error)
-        # As the interpreter does.  Else a process group of gloo may go here with the frames: it joins its threads with
-        # the GIL held, while one of them waits for the GIL to drop a tensor (torch 2.13).
+        # As the interpreter does.  Otherwise a process group of gloo may be freed here with the frames: it joins its threads
+        # while holding the GIL, and one of them waits for the GIL to drop a tensor (torch 2.13).
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         sys.excepthook(type(error), error, error.__traceback__)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
@@ -168,7 +168,7 @@ def exit_code(run: Callable[[], Any]) -> int:
 
 
 def run_and_exit(argv: list[str]) -> NoReturn:
-    """Runs an interpreter's command line in this fork, and ends as the interpreter would."""
+    """Runs an interpreter's command line in this fork, and exits as the interpreter would."""
     code = exit_code(program(argv))
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -180,4 +180,4 @@ def run_and_exit(argv: list[str]) -> NoReturn:
     if code == -signal.SIGINT:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-    os._exit(code)  # taking all those modules apart takes 0.2 s
+    os._exit(code)  # tearing down all those modules would take 0.2 s

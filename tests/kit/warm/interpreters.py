@@ -1,11 +1,11 @@
-"""Interpreters that have imported torch already: workers, torchrun's agents and stores of tests start in 50 ms.
+"""Interpreters that have already imported torch: workers, torchrun's agents and stores of tests start in 50 ms.
 
-`Warm.python` is a program that stands where `sys.executable` stood.  Each call of it becomes a fork of a server that
-has imported torch once.  What differs: pid, parent, and what /proc tells of its start (command line, environment); so
-tests whose subject these are start interpreters as a user does, and so does every test under `TEST_EFFORT=soak`.
+`Warm.python` is a program that replaces `sys.executable`.  Each call becomes a fork of a server that has imported torch
+once.  Only the pid, the parent, and what /proc shows about the start (command line, environment) differ; tests about
+these start interpreters as a user does, and so does every test under `TEST_EFFORT=soak`.
 
-The server ends with the process that started it, however that ends: it reads a pipe of ours, and asks the kernel
-(`PR_SET_PDEATHSIG`).
+The server ends with the process that started it, however that ends: it reads a pipe from it, and asks the kernel for a
+signal (`PR_SET_PDEATHSIG`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ROOT = _HERE.parents[2]
 
 
 class Warm:
-    """A fork server, started when it is first needed.
+    """A fork server, started on first use.
 
     Args:
-        what: it has imported: `torch`, or for the agents' stores `store`.
+        what: what it has imported: `torch`, or `store` for the agents' stores.
     """
 
     def __init__(self, what: str) -> None:
@@ -48,7 +48,7 @@ class Warm:
 
     @property
     def env(self) -> dict[str, str]:
-        """Makes either launcher start its workers so."""
+        """Variables that make either launcher start its workers this way."""
         return {} if IS_COLD else {"PYTHON_EXEC": self.python}
 
     def _start(self) -> Path:

@@ -1,13 +1,14 @@
-"""Starts the jobs of tests, and keeps what each of them starts together.
+"""Starts the jobs of tests, and keeps track of everything that each of them starts.
 
     python -m kit.warm.keeper SOCKET
 
-It has imported aelastic, not torch.  For each connection it forks a *keeper*: the parent of one job's first process, and
-by prctl(2) of every orphan that the job makes.  So all that a job has started descends from its keeper, however it
-detaches itself, and is found without a look at every process of the machine.
+It has imported aelastic, but not torch.  For each connection it forks a *keeper*: the parent of one job's first process,
+and, through prctl(2), of every orphan of the job.  So all processes of a job descend from its keeper, however they detach,
+and can be found without scanning every process of the machine.
 
-The keeper sends its pid and that of the job's process, with a pidfd of the latter, then its wait status when it ends.  It ends, and with it the
-connection, when nothing of the job is left.  When the other end closes, it kills what there is.
+The keeper sends its pid and that of the job's process, with a pidfd of the latter, then the wait status when that ends.
+When nothing of the job is left, the keeper ends and the connection closes.  When the other end closes, the keeper kills
+everything that is left.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from kit.warm.descendants import descendants
 _PR_SET_CHILD_SUBREAPER = 36
 NO_CHILD = 0
 KILL_AGAIN_S = 0.1
-# What needs torch, or does something when it is imported.
+# Modules that need torch or have side effects when imported.
 _NOT_PRELOADED = (
     "elastic_agent",
     "forkserver",
@@ -65,7 +66,7 @@ def serve(path: str) -> tuple[dict[str, Any], socket.socket]:
     while True:
         readable, _, _ = select.select([0, listener.fileno()], [], [])
         if 0 in readable:
-            os._exit(0)  # the keepers see the ends of their connections
+            os._exit(0)  # the keepers notice that their connections close
         connection, _ = listener.accept()
         request = fork.read_request(connection)
         if request is not None:
@@ -79,7 +80,7 @@ def serve(path: str) -> tuple[dict[str, Any], socket.socket]:
 
 
 def _reap() -> list[tuple[int, int]]:
-    """Children that have ended, with their wait statuses; at the end `NO_CHILD`, if none is left."""
+    """Children that have ended, with their wait statuses; followed by `NO_CHILD` if none is left."""
     ended = []
     try:
         while (found := os.waitpid(-1, os.WNOHANG)) != (0, 0):
@@ -121,7 +122,7 @@ def _watch(pid: int, connection: socket.socket, woken: int) -> NoReturn:
         else:
             for each in descendants(os.getpid()):
                 _kill(each)
-            readable, _, _ = select.select([woken], [], [], KILL_AGAIN_S)  # one may have forked just then
+            readable, _, _ = select.select([woken], [], [], KILL_AGAIN_S)  # a process may have forked at that moment
         if woken in readable:
             os.read(woken, 1 << 16)
 
@@ -130,7 +131,7 @@ def _say(connection: socket.socket, status: int) -> None:
     try:
         connection.send(status.to_bytes(4, "big"))
     except OSError:
-        pass  # nobody waits for it any more
+        pass  # nobody is waiting for it any more
 
 
 def _kill(pid: int) -> None:
@@ -141,7 +142,7 @@ def _kill(pid: int) -> None:
 
 
 def run_and_exit(request: dict[str, Any]) -> NoReturn:
-    """Becomes the program: an agent that has been imported already, or what is executed."""
+    """Becomes the program: an agent that is already imported, or a program to execute."""
     argv = request["argv"]
     if not request["is_warm"]:
         _execute(argv)
@@ -156,7 +157,7 @@ def run_and_exit(request: dict[str, Any]) -> NoReturn:
 
 
 def _begin_as_command() -> None:
-    """What the package does when it is imported for `python -m aelastic`: it leaves the working folder out of `sys.path`."""
+    """Does what the package does when imported by `python -m aelastic`: it leaves the working folder out of `sys.path`."""
     import aelastic
 
     aelastic.working_folder = os.getcwd()
@@ -164,7 +165,7 @@ def _begin_as_command() -> None:
 
 
 def _execute(argv: list[str]) -> NoReturn:
-    # What Python ignores, programs get back (`restore_signals` of `subprocess`).
+    # Signals that Python ignores, but programs do not (`restore_signals` of `subprocess`).
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(signum, signal.SIG_DFL)
     try:
@@ -177,7 +178,7 @@ def _execute(argv: list[str]) -> NoReturn:
 def main() -> None:
     fork.die_with_parent()
     (path,) = sys.argv[1:]
-    sys.path.pop(0)  # where `-m` found us
+    sys.path.pop(0)  # the folder where `-m` found this module
     preload()
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""The test's side of `keeper.py`: a job's first process, as `subprocess.Popen` has it, and all that descends from it."""
+"""The test's side of `keeper.py`: a job's first process, with the interface of `subprocess.Popen`, and its descendants."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ Stream = int | IO[Any] | None
 
 
 class KeptProcess:
-    """A job's first process; it ends, with all that descends from it, when it is closed.
+    """A job's first process; closing it ends it and all of its descendants.
 
     Args:
         command: the program and its arguments.
         env: its whole environment.
         cwd: its working folder.
-        streams: its standard streams, each as `subprocess.Popen` takes them.
-        is_warm: fork an agent from a process that has imported aelastic.  Otherwise the program is executed.
-        start_new_session: as `subprocess.Popen` has it.
+        streams: its standard streams, each as for `subprocess.Popen`.
+        is_warm: fork an agent from a process that has imported aelastic, instead of executing the program.
+        start_new_session: as in `subprocess.Popen`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class KeptProcess:
         self._connection.setblocking(False)
 
     def _open(self, streams: tuple[Stream, Stream, Stream]) -> tuple[list[int], list[int]]:
-        """The descriptors that the process gets, and which of them are closed here afterwards."""
+        """The descriptors that the process gets, and those of them to close here afterwards."""
         given: list[int] = []
         passing: list[int] = []
         for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
@@ -107,7 +107,7 @@ class KeptProcess:
                     given.append(stream.fileno())
         return given, passing
 
-    # As `subprocess.Popen` has it.
+    # As in `subprocess.Popen`.
 
     def poll(self) -> int | None:
         self.read()
@@ -127,7 +127,7 @@ class KeptProcess:
             try:
                 signal.pidfd_send_signal(self._pidfd, signum)
             except ProcessLookupError:
-                pass  # it has ended just now
+                pass  # it has just ended
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -135,14 +135,14 @@ class KeptProcess:
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
 
-    # More than that.
+    # Not in `subprocess.Popen`.
 
     def fileno(self) -> int:
-        """Readable when it has ended, and when nothing is left of it."""
+        """A descriptor that is readable when the process has ended, and again when nothing of it is left."""
         return self._connection.fileno()
 
     def read(self, timeout: float | None = 0.0) -> bool:
-        """Takes what the keeper has said; false if that is nothing."""
+        """Reads the keeper's messages; false if nothing has arrived."""
         if self.is_over:
             return True
         readable, _, _ = select.select([self._connection], [], [], timeout)
@@ -157,7 +157,7 @@ class KeptProcess:
         return True
 
     def left(self) -> list[int]:
-        """Which processes of the job are alive."""
+        """The living processes of the job."""
         self.read()
         return [] if self.is_over else [pid for pid in descendants(self._keeper) if proc_table.is_alive(pid)]
 
@@ -186,9 +186,9 @@ def _umask() -> int:
 
 @cache
 def _keepers() -> str:
-    """Where the process listens that starts jobs; it is started when it is first needed, and ends with this one."""
-    # No `TemporaryDirectory`: since Python 3.13 a child that `multiprocessing` forks drops what `atexit` refers to, and
-    # would remove it.
+    """Where the process that starts jobs listens; it starts on first use and ends with this process."""
+    # Not a `TemporaryDirectory`: since Python 3.13 a child forked by `multiprocessing` drops the references of `atexit`,
+    # which would remove the folder.
     folder = tempfile.mkdtemp(prefix="keepers")
     path = f"{folder}/socket"
     server = subprocess.Popen(

@@ -1,10 +1,10 @@
-"""The fork server of `interpreters.py`: it has imported once what its forks need, and each fork becomes the program it is given.
+"""The fork server of `interpreters.py`: it imports once what its forks need, and each fork becomes the requested program.
 
     python -m kit.warm.server SOCKET PRELOAD
 
-`PRELOAD` is `torch` or `store`.  One connection is one program: its arguments, environment, folder and descriptors come
-first; then each byte is a signal for it; its wait status is the answer.  The end of the connection is the end of the
-program, and the end of standard input that of all.  Single-threaded, since it forks.
+`PRELOAD` is `torch` or `store`.  Each connection is one program: the client sends arguments, environment, folder and
+descriptors, then a byte for each signal to the program; the answer is its wait status.  Closing the connection ends the
+program, and closing standard input ends all of them.  Single-threaded, because it forks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def preload(what: str) -> None:
 
         server.import_store("quick")
         extension: Any = sys.modules["torch._C"]
-        extension._c10d_init = lambda: None  # the second time, it fails
+        extension._c10d_init = lambda: None  # it fails when called twice
         return
     for name in (
         "torch", "torch.distributed", "torch.distributed.run", "torch.distributed.elastic.agent.server.local_elastic_agent",
@@ -53,7 +53,7 @@ class Server:
         self._events.register(0, selectors.EVENT_READ)
 
     def serve(self) -> dict[str, Any]:
-        """Returns in a fork: what it is to become."""
+        """Returns in a fork, with the program to become."""
         os.write(1, b"ready\n")
         while True:
             for key, _ in self._events.select():
@@ -67,7 +67,7 @@ class Server:
                     os._exit(0)
                 elif isinstance(key.fileobj, int):
                     self._reap(key.fileobj, key.data)
-                elif key.data in self._children:  # else it has ended just now
+                elif key.data in self._children:  # otherwise it has just ended
                     self._pass_signals_on(key.data)
 
     def _fork(self) -> dict[str, Any] | None:
@@ -78,7 +78,7 @@ class Server:
             return None
         pid = os.fork()
         if pid == 0:
-            # Now: freed later, they would close whatever has their numbers then.
+            # Closed now, because if freed later they would close whatever has their numbers then.
             self._events.close()
             for each in (self._listener, connection, *self._children.values()):
                 each.close()
@@ -119,12 +119,12 @@ class Server:
 def main() -> None:
     fork.die_with_parent()
     path, what = sys.argv[1:]
-    sys.path.pop(0)  # where `-m` found us
+    sys.path.pop(0)  # the folder where `-m` found this module
     preload(what)
     gc.collect()
     gc.freeze()
     request = Server(path).serve()
-    sys.modules["warm_server"] = sys.modules["__main__"]  # it must outlive its name
+    sys.modules["warm_server"] = sys.modules["__main__"]  # keeps the module alive when its name is reused
     fork.die_with_parent()
     fork.become(request)
     fork.run_and_exit(request["argv"])

@@ -1,7 +1,7 @@
-"""Stands where an interpreter stood: hands everything to the fork server, and ends as its fork ends (`interpreters.py`).
+"""Replaces an interpreter: passes everything to the fork server, and ends as its fork ends (`interpreters.py`).
 
-`Warm` writes this out with its first lines: the interpreter, and where the server listens.  It starts with `-I -S` and
-imports what is written in C alone, in some 10 ms.
+`Warm` writes this file and adds its first lines: the interpreter, and where the server listens.  It starts with `-I -S`
+and imports only modules written in C, in about 10 ms.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -17,7 +17,7 @@ UNDERSTOOD = ("-u", "-P")
 
 
 def is_understood(argv: list[str]) -> bool:
-    """Whether a fork does what an interpreter would with these arguments."""
+    """Whether a fork handles these arguments as an interpreter would."""
     while argv and argv[0] in UNDERSTOOD:
         argv = argv[1:]
     return bool(argv) and (argv[0] in {"-m", "-c"} or not argv[0].startswith("-"))
@@ -30,7 +30,7 @@ def descriptors() -> list[int]:
             if posix.get_inheritable(int(name)):
                 found.append(int(name))
         except OSError:
-            pass  # the one that listed them
+            pass  # the descriptor that listed them
     return sorted(found)
 
 
@@ -69,7 +69,7 @@ def main() -> None:
     server.sendmsg([len(body).to_bytes(4, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
     server.sendall(body)
     for fd in given:
-        posix.close(fd)  # the fork has them: a wait for their end waits for its end
+        posix.close(fd)  # the fork has them: waiting for their end means waiting for its end
     while True:
         readable, _, _ = select.select([server, woken], [], [])
         if woken in readable:

@@ -1,4 +1,4 @@
-"""Functions that tests hand to a supervisor; importable by a spawned child, and cheap to import."""
+"""Functions that tests pass to a supervisor; a spawned child can import them cheaply."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def unpicklable() -> Any:
 
 
 class DiesWhenRead:
-    """Its reading ends the process: a child of `spawn` that reads its arguments never begins."""
+    """Unpickling it ends the process, so a child of `spawn` that reads its arguments never begins."""
 
     def __reduce__(self) -> Any:
         return os._exit, (9,)
@@ -67,7 +67,7 @@ def returns_what_cannot_be_read() -> Any:
 
 
 def do_all(queue: multiprocessing.Queue[int], bonus: int, local_rank: str) -> dict[str, Any]:
-    """Speaks, and puts into a queue; what it is itself it returns."""
+    """Prints, puts a value into a queue, and returns a description of its process."""
     told = describe_self()
     print(f"out of {local_rank}")  # noqa: T201
     print(f"err of {local_rank}", file=sys.stderr)  # noqa: T201
@@ -114,7 +114,7 @@ def wait_for_file(path: str) -> None:
 
 
 def tell_the_second_time(module: str, more: bytes) -> tuple[int, bool, int]:
-    """Fails once; then gives its rank, whether a module was there before it, and how much it was given."""
+    """Fails once; then returns its rank, whether a module was already imported, and how much data it received."""
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         raise ValueError("first")
     return int(os.environ["RANK"]), module in sys.modules, len(more)

@@ -1,4 +1,4 @@
-"""What workers find in their environment, under torchrun and under aelastic, side by side."""
+"""The environment of workers under torchrun and under aelastic, side by side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kit.launching import LAUNCH_TIMEOUT_S
 from kit.ports import quiet_port
 from kit.workers.torch_versions import SINCE, TORCH
 
-# A worker that writes down what it finds, into a file named by its rank.
+# A worker that writes its environment to a file named after its rank.
 DUMP = """\
 import json, os, signal, sys
 
@@ -64,7 +64,7 @@ AELASTIC = (sys.executable, "-m", "aelastic")
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"
 
 
-# What differs from run to run, and what it looks like.
+# Variables that differ from run to run, and their form.
 SHAPES = {
     "MASTER_PORT": r"[1-9]\d{3,4}",
     "TORCHELASTIC_RUN_ID": UUID,
@@ -73,13 +73,13 @@ SHAPES = {
 }
 
 
-# With c10d at an endpoint, where torchrun gives the host's name, and ours the address that other nodes reached.
+# With c10d at an endpoint: torchrun sets the host's name, and aelastic the address that other nodes reached.
 OF_AN_ENDPOINT = {"MASTER_ADDR": rf"{re.escape(socket.getfqdn())}|localhost|127\.0\.0\.1"}
 
 
-# What only our workers find, and what it looks like.
+# Variables that only our workers have, and their form.
 OURS = {
-    # torchrun sets none: `worker_main` of its control plane serves nothing there.
+    # torchrun does not set it: `worker_main` of its control plane serves nothing there.
     "TORCH_WORKER_SERVER_SOCKET": r"/.+/aelastic_[0-9a-f]{8}/control_0_\d+",
     "AELASTIC_ROUND": r"\d+",
     "AELASTIC_IN_PLACE": r"1:/.+/aelastic_[0-9a-f]{8}/in_place_\d+_\d+",
@@ -87,14 +87,14 @@ OURS = {
 }
 
 
-# The torch agent imports torch in its own process, and that leaves these in its environment for its workers.
+# The torch agent imports torch in its own process, which leaves these in the environment of its workers.
 OF_IMPORTING_TORCH = {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
 
 
 def both(
     folder: Path, options: list[str], env: dict[str, str], python: str = sys.executable, **popen: Any
 ) -> list[dict[str, dict[str, Any]]]:
-    """Runs torchrun and aelastic side by side; what their workers have written, by rank.
+    """Runs torchrun and aelastic side by side; returns what their workers wrote, by rank.
 
     Args:
         python: torchrun's interpreter.
@@ -104,11 +104,11 @@ def both(
         for name, value in os.environ.items()
         if not name.startswith(("PET_", "AELASTIC_", "TORCH", "OMP_", "PYTEST_", "KMP_"))
     }
-    is_static = any("PORT" in option for option in options)  # both serve it: one after the other
+    is_static = any("PORT" in option for option in options)  # both serve it, so they run one after the other
     port = quiet_port()
     command = [option.replace("PORT", str(port)) for option in options]
     runs: list[subprocess.Popen[bytes]] = []
-    # A file, which workers of both inherit: a pipe ours would not.
+    # A file, because workers of both inherit it; ours would not inherit a pipe.
     with (folder / "said").open("ab") as said, contextlib.ExitStack() as ending:
         for name, launcher in (("torchrun", (python, *TORCHRUN[1:])), ("aelastic", AELASTIC)):
             (folder / name).mkdir()

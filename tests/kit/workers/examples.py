@@ -1,4 +1,4 @@
-"""Copies of the folder `examples/`, as a person makes one; in a copy, a worker of a script can kill itself."""
+"""Copies of the folder `examples/`, as a user would make one; in a copy, a worker of a script can kill itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
-# Rank 1 kills itself after a step of any optimizer, but not after a restart.  The ranks meet in each step, so what
-# another rank saved before that step is on the disk.
+# Rank 1 kills itself after a step of any optimizer, but not after a restart.  The ranks meet in each step, so anything that
+# another rank saved before that step is on disk.
 _KILL = """\
 def _kill_at(number):
     import itertools, signal
@@ -39,7 +39,7 @@ def copy_examples(folder: Path) -> None:
 
 
 def shown_command(script: str) -> list[str]:
-    """The command line at the top of an example, without `python`; to be run in the folder of all examples."""
+    """The command line at the top of an example, without `python`; run it in the folder of all examples."""
     (line,) = re.findall(r"^    python (-m aelastic .*)$", (EXAMPLES / script).read_text(), re.MULTILINE)
     *command, name = shlex.split(line)
     assert name == Path(script).name
@@ -47,12 +47,12 @@ def shown_command(script: str) -> list[str]:
 
 
 def kill_rank_1(script: Path, step: int) -> None:
-    """Changes a copy of a script: rank 1 gets SIGKILL after this step of its optimizer."""
+    """Changes a copy of a script so that rank 1 gets SIGKILL after this step of its optimizer."""
     add(script, _KILL.format(step=step))
 
 
 def add(script: Path, code: str) -> None:
-    """Changes a copy of a script: this runs before its `main`."""
+    """Changes a copy of a script so that this code runs before its `main`."""
     before, start, after = script.read_text().partition(_START)
     assert start
     script.write_text(before + code + start + after)

@@ -1,7 +1,7 @@
-"""The examples that recover in place, with frameworks that own the training loop: killed, and compared bit by bit.
+"""Runs the examples that recover in place, with frameworks that own the training loop; kills ranks, and compares results.
 
-Each is run by the command at its top.  In the copy that is run, each rank says when it has made its first step of a
-round, and at its end what its parameters and its optimizer's state are.
+Each example runs with the command at its top.  In the copy that runs, each rank prints when it has made its first step of
+a round, and at its end a digest of its parameters and its optimizer's state, to be compared bit by bit.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from kit.waiting import wait_for
 from kit.workers.examples import add, copy_examples, kill_rank_1, shown_command
 
 RANKS = 4
-LIMIT_S = 2 * LAUNCH_TIMEOUT_S  # of a job: a replacement imports its framework, while others wait
+LIMIT_S = 2 * LAUNCH_TIMEOUT_S  # for a job: a replacement imports its framework while others wait
 
 
 class InPlaceExample(NamedTuple):
-    name: str  # of the framework, as Python imports it
+    name: str  # the framework's import name
     script: str
     options: tuple[str, ...]
-    killed_at: tuple[int, ...]  # steps of the optimizer, each in a run of its own
+    killed_at: tuple[int, ...]  # steps of the optimizer, each in its own run
 
 
 OF_FRAMEWORKS = (
     InPlaceExample("accelerate", "in_place/accelerate_loop.py", ("--steps", "400", "--log-every", "100"), (250,)),
-    # An epoch has 64 steps.  At its end, Lightning's own counters are in doubt.
+    # An epoch has 64 steps.  At its end, Lightning's own counters may be wrong.
     InPlaceExample("lightning", "in_place/lightning_trainer.py", ("--epochs", "4"), (150, 128)),
     InPlaceExample("transformers", "in_place/transformers_trainer.py", ("--steps", "80", "--log-every", "20"), (50,)),
 )
 BY_NAME = {each.name: each for each in OF_FRAMEWORKS}
 
-# With the option, DDP adds gradients in the same order in each step, also in the first one of a round.
+# With the option, DDP adds gradients in the same order in each step, including the first one of a round.
 _EXACT = """\
 def _be_exact():
     import atexit, hashlib
@@ -98,10 +98,10 @@ def start(
     """Runs a copy of the example.
 
     Args:
-        name: of the folder that is made for it.
-        options: of the script, instead of the example's own.
+        name: the name of the folder that is made for it.
+        options: options of the script, instead of the example's own.
         killed_at: rank 1 kills itself after this step of its optimizer.
-        max_restarts: instead of what the command says.
+        max_restarts: replaces that of the command.
     """
     folder = launch.folder / name
     copy_examples(folder)
@@ -117,7 +117,7 @@ def start(
 
 
 def end_of(job: Job, limit_s: float = LIMIT_S) -> str:
-    """Waits until the job has succeeded; what all ranks have said at their end."""
+    """Waits until the job has succeeded; returns what all ranks printed at their end."""
     assert job.wait(limit_s) == 0, job.story
     ends = set(re.findall(r"^ends with (\w+)$", job.stdout, re.MULTILINE))
     assert len(ends) == 1, job.story
@@ -128,7 +128,7 @@ def end_of(job: Job, limit_s: float = LIMIT_S) -> str:
 def check_recovers(
     launch: Launcher, example: InPlaceExample, python: str, env: dict[str, str] | None = None
 ) -> list[Job]:
-    """Kills rank 1 in each run of the example but the first; returns the jobs."""
+    """Kills rank 1 in all runs of the example but the first; returns the jobs."""
     undisturbed = start(launch, "undisturbed", example, python, env=env)
     end, jobs = end_of(undisturbed), [undisturbed]
     for step in example.killed_at:
@@ -148,13 +148,13 @@ def pids(job: Job) -> list[tuple[int, int]]:
 
 @dataclass
 class Kills:
-    """What a number of kills did."""
+    """The results of a number of kills."""
 
     kills: int = 0
     doubled: int = 0  # a second rank was killed within 60 ms
     rounds: int = 0
-    replaced: int = 0  # processes that are new in one of them; if there were more than kills, survivors lost theirs
-    at_end: int = 0  # all restarted, after a kill that came when their functions had returned
+    replaced: int = 0  # new processes; if there are more of them than kills, survivors lost theirs
+    at_end: int = 0  # kills after the functions had returned, so that all ranks restarted
     problems: list[str] = field(default_factory=list)  # lines of the log
 
     def __str__(self) -> str:
@@ -168,7 +168,7 @@ _PROBLEM = re.compile(r"no rank has a whole state|not continuing in place.*|rest
 
 
 def kill_often(job: Job, kills: Kills, wanted: int, seed: int, longest_s: float = 1.0) -> None:
-    """Kills ranks of the job at random moments, until there were so many or the job has ended; a fifth are doubled."""
+    """Kills ranks at random moments, until there were `wanted` kills or the job has ended; doubles a fifth of them."""
     chance = random.Random(seed)
     killed: set[int] = set()
     seen = 0
@@ -187,7 +187,7 @@ def kill_often(job: Job, kills: Kills, wanted: int, seed: int, longest_s: float 
 
 
 def note(job: Job, kills: Kills) -> None:
-    """Adds what the log of a job that has ended says."""
+    """Adds the results from the log of a job that has ended."""
     kills.rounds += job.stderr.count(" continues in place: ")
     kills.replaced += len({pid for _, pid in pids(job)}) - RANKS
     told = [line for line in job.stderr.splitlines() if _PROBLEM.search(line)]
@@ -202,7 +202,7 @@ def _training(job: Job) -> list[tuple[int, int]]:
 
 
 def _when_all_train(job: Job, seen: int, killed: set[int]) -> dict[int, int]:
-    """The processes of all ranks, once each has made a step since the last kill; what is known if the job has ended."""
+    """The processes of all ranks, once each has made a step since the last kill; may be incomplete if the job has ended."""
 
     def training() -> dict[int, int]:
         return {rank: pid for rank, pid in _training(job)[seen:] if pid not in killed}
@@ -217,7 +217,7 @@ def _when_all_train(job: Job, seen: int, killed: set[int]) -> dict[int, int]:
 def _kill(pid: int, killed: set[int], kills: Kills) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:  # it has done its work
+    except ProcessLookupError:  # it has finished
         return
     killed.add(pid)
     kills.kills += 1

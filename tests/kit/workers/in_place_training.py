@@ -1,6 +1,6 @@
-"""A training that recovers in place.  Its state has each part that a lost step may leave half done.
+"""A training script that recovers in place.  Its state has each part that a lost step may leave half done.
 
-All that may go wrong in it is a function of its own: a test gives code that replaces some of them.
+Each place where it may fail is a function: a test replaces some of them with its own code.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ in_place(guarded(train))()
 
 @dataclass(frozen=True)
 class Shared:
-    """A rank has the state, in one round."""
+    """A rank that has the state in a round."""
 
     restarts: int
     rank: int
@@ -182,7 +182,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Course:
-    """What the workers of a job said."""
+    """The output of a job's workers."""
 
     shared: list[Shared]
     end: str  # loss and weights
@@ -192,7 +192,7 @@ class Course:
         return max(each.restarts for each in self.shared)
 
     def pids(self, restarts: int) -> dict[int, int]:
-        """By rank, in the round after so many restarts."""
+        """The processes by rank, in the round after this many restarts."""
         return {each.rank: each.pid for each in self.shared if each.restarts == restarts}
 
     def kept(self, before: int, after: int) -> set[int]:
@@ -200,14 +200,14 @@ class Course:
         return {rank for rank, _ in self.pids(before).items() & self.pids(after).items()}
 
     def step(self, restarts: int) -> int:
-        """The step that all ranks of a round begin at."""
+        """The step at which all ranks of a round begin."""
         steps = {each.step for each in self.shared if each.restarts == restarts}
         assert len(steps) == 1, self.shared
         return steps.pop()
 
 
 def script(case: str = "", steps: int = STEPS) -> str:
-    """The training, of which the case replaces functions."""
+    """The training script, with the case's functions replaced."""
     numbers = f"STEPS, FAULT_AT = {steps}, {FAULT_AT}\n"
     return numbers + _FUNCTIONS + case + _TRAINING
 
@@ -219,7 +219,7 @@ def start(launch: Launcher, code: str, *options: str, ranks: int = RANKS, **more
 
 
 def course(job: Job, limit_s: float = LAUNCH_TIMEOUT_S) -> Course:
-    """Waits until the job has succeeded."""
+    """Waits until the job has succeeded; returns its output."""
     job.assert_ends(limit_s=limit_s)
     assert not [path for path in job.folder.rglob("*") if path.is_socket()]
     shared = shared_in(job.lines)

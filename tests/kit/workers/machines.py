@@ -1,4 +1,4 @@
-"""Machines for tests of NUMA binding: what their kernel would tell of them under /sys, and a torch that has GPUs."""
+"""Machines for tests of NUMA binding: what the kernel would show under /sys, and a torch that has GPUs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from aelastic import InputError
 from aelastic.workers import topology
 from aelastic.workers.numa import cpus_of_worker, ranges
 
-# More than any of the machines has.
+# More workers than any of the machines has CPUs.
 WORKERS = 10
 
 
 @dataclass(frozen=True)
 class Cpu:
-    """A CPU as the kernel counts them, and what it belongs to; `None` of a cache: it has none of that level."""
+    """A CPU with its kernel number, and what it belongs to; a cache is `None` if the CPU lacks that level."""
 
     number: int
     node: int
@@ -35,13 +35,13 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a test makes up.
+    """A machine invented by a test.
 
     Args:
-        allowed: the CPUs that we may run on; all, if `None`.
-        gpu_nodes: what the kernel says of each GPU's node; `None`: nothing.
+        allowed: the CPUs that we may run on; all if `None`.
+        gpu_nodes: each GPU's node according to the kernel; `None` if it does not know.
         empty_nodes: NUMA nodes without CPUs.
-        absent_nodes: possible NUMA nodes that are not there.
+        absent_nodes: possible NUMA nodes that are absent.
         silent: names of files that the kernel does not have.
     """
 
@@ -64,7 +64,7 @@ class Machine:
         return dataclasses.replace(self, allowed=frozenset(numbers))
 
     def without(self, *numbers: int) -> Machine:
-        """These CPUs are offline."""
+        """The machine with these CPUs offline."""
         return dataclasses.replace(self, cpus=tuple(cpu for cpu in self.cpus if cpu.number not in numbers))
 
     def write(self, sysfs: Path) -> Path:
@@ -81,7 +81,7 @@ class Machine:
             caches = [(1, "Data", {"core": cpu.core}), (1, "Instruction", {"core": cpu.core})]
             caches += [(2, "Unified", {"second_cache": cpu.second_cache})]
             caches += [(3, "Unified", {"third_cache": cpu.third_cache})] if cpu.third_cache is not None else []
-            # An instruction cache above all others: it is not meant.
+            # An instruction cache above all others, which must be ignored.
             caches += [(4, "Instruction", {"socket": cpu.socket})]
             for index, (level, kind, sharing) in enumerate(caches):
                 files[f"{folder}/cache/index{index}/level"] = str(level)
@@ -111,7 +111,7 @@ def machine(
     gpu_nodes: Sequence[int | None] = (0, 1),
     siblings_are_neighbours: bool = False,
 ) -> Machine:
-    """One with `nodes` NUMA nodes per socket and `cores` cores per node."""
+    """A machine with `nodes` NUMA nodes per socket and `cores` cores per node."""
     all_cores = sockets * nodes * cores
     cpus = [
         Cpu(
@@ -130,17 +130,17 @@ def machine(
 
 
 class TorchOn:
-    """torch's own functions, on a machine whose /sys is in a folder."""
+    """torch's own functions, on a machine whose /sys is a folder."""
 
     def __init__(self, binding: Any, monkeypatch: Any, machine: Machine, sysfs: Path) -> None:
         self._binding, self._monkeypatch = binding, monkeypatch
         self._machine, self._sysfs = machine, sysfs
 
     def cpus(self, mode: str, gpu: int) -> frozenset[int] | None:
-        """What a worker is bound to; `None` if torch fails."""
+        """The CPUs that a worker is bound to; `None` if torch fails."""
         options = self._binding.NumaOptions(affinity_mode=self._binding.AffinityMode(mode))
         with self._monkeypatch.context() as patched:
-            # Names of that module only: no other module reads elsewhere.
+            # Only names of that module: other modules still read the real files.
             patched.setattr(self._binding, "open", self._open, raising=False)
             system = types.SimpleNamespace(
                 path=os.path,
@@ -152,14 +152,14 @@ class TorchOn:
             patched.setattr(self._binding, "torch", torch)
             patched.setattr(self._binding, "shutil", types.SimpleNamespace(which=lambda name: name))
             find = self._binding._get_validated_logical_cpus_to_bind_to
-            # It was called so until torch 2.13, which knew CUDA only.
+            # The name until torch 2.13, which knew only CUDA.
             index = "gpu_index" if "gpu_index" in inspect.signature(find).parameters else "device_index"
             try:
                 return frozenset(find(numa_options=options, **{index: gpu}))
             except Exception:  # noqa: BLE001  of many kinds
                 return None
 
-    # What it asks of torch.
+    # What the binding asks of torch.
 
     def is_available(self) -> bool:
         return bool(self._machine.gpu_nodes)
@@ -178,7 +178,7 @@ class TorchOn:
             pci_domain_id=int(domain, 16), pci_bus_id=int(bus, 16), pci_device_id=int(device, 16)
         )
 
-    # What it asks of the system.
+    # What the binding asks of the system.
 
     def _open(self, path: str) -> Any:
         return open(self._there(path))
@@ -220,14 +220,14 @@ def get_device_module(kind):
 
 
 def write_torch(folder: Path, gpus: Sequence[str], before: str = "") -> str:
-    """Writes a torch that sees these GPUs; to be put on PYTHONPATH."""
+    """Writes a torch that sees these GPUs, for PYTHONPATH."""
     folder.mkdir()
     (folder / "torch.py").write_text(f"GPUS = {list(gpus)}\n{before}\n{FAKE_TORCH}")
     return str(folder)
 
 
 def our_cpus(mode: Any, given: Machine, sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> list[frozenset[int] | None]:
-    """Of each worker; `None` where there is no answer."""
+    """The CPUs of each worker; `None` without an answer."""
     with monkeypatch.context() as patched:
         patched.setattr(topology, "SYSFS", sysfs)
         read = topology.read_topology(given.allowed_cpus, given.gpus)

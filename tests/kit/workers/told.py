@@ -1,4 +1,4 @@
-"""What a process knows of itself, in JSON: for the comparison of a warm and a cold worker."""
+"""What a process knows about itself, as JSON, to compare a warm with a cold worker."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def told() -> dict[str, Any]:
         "warnings": [str(entry) for entry in warnings.filters],
         "children": multiprocessing.active_children() == [],
         "ours": sorted(name for name in sys.modules if "forkserver" in name),
-        # These must differ from one to the other.
+        # These must differ between the two.
         "own": {
             "pid": os.getpid(), "parent": os.getppid(), "random": random.random(),
             "authkey": bytes(multiprocessing.current_process().authkey).hex(), "hash": hash("a"),
@@ -92,5 +92,5 @@ def told() -> dict[str, Any]:
 
 
 def tell() -> None:
-    """One line on stdout."""
+    """Prints one line on stdout."""
     os.write(1, (json.dumps(told(), default=str) + "\n").encode())

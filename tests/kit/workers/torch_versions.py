@@ -1,4 +1,4 @@
-"""Which torch is installed, and what those before it lack: tests compare with the one that is there."""
+"""The installed torch, and the features that older versions lack: tests compare with the installed one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 TORCH = tuple(int(part) for part in version("torch").split("+")[0].split(".")[:2])
 
-# Options of torchrun that 2.8 lacks, with the first version that was looked at and has them (2.8, 2.13, 2.14, 2.15).
+# Options of torchrun that 2.8 lacks, with the first version that has them, among those checked (2.8, 2.13, 2.14, 2.15).
 SINCE: Mapping[str, tuple[int, int]] = {
     "duplicate_stdout_filters": (2, 13),
     "duplicate_stderr_filters": (2, 13),
@@ -23,10 +23,10 @@ LOOKED_AT = {(2, 8), (2, 13), (2, 14), (2, 15)}
 
 
 def options_of(parser: ArgumentParser) -> set[str]:
-    """The options that torch's parser has, by their attribute."""
+    """The options of torch's parser, by attribute name."""
     return {action.dest for action in parser._actions if action.option_strings} - {"help"}
 
 
 def picks_a_free_port(parser: ArgumentParser) -> bool:
-    """Whether one node without an address picks a port, and a run id; an older torchrun takes 29500, and "none"."""
+    """Whether a single node without an address picks a port and a run id; an older torchrun uses 29500 and "none"."""
     return parser.get_default("master_port") is None

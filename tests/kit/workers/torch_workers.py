@@ -1,4 +1,4 @@
-"""Torch in real workers, under two launchers: whatever torchrun's workers tell, ours are to tell as well."""
+"""Torch in real workers, under two launchers: our workers must report everything that torchrun's do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kit.launching import LAUNCH_TIMEOUT_S, PREAMBLE, Job, Launcher
 TORCHRUN = "torch.distributed.run"
 AELASTIC = "aelastic"
 
-# `tell` is for the comparison: both launchers' workers have to tell the same.
+# `tell` is for the comparison: both launchers' workers must report the same.
 TORCH_PREAMBLE = PREAMBLE + textwrap.dedent(
     """
     from datetime import timedelta
@@ -39,8 +39,8 @@ TORCH_PREAMBLE = PREAMBLE + textwrap.dedent(
 )
 
 
-# Now and then, under either launcher, torch aborts while the interpreter takes its process groups apart ("terminate
-# called without an active exception").  So workers leave without that.
+# Under either launcher torch occasionally aborts while the interpreter destroys its process groups ("terminate called
+# without an active exception").  So workers exit without that.
 ENDING = """
 if __name__ == "__main__":
     sys.stdout.flush()
@@ -50,7 +50,7 @@ if __name__ == "__main__":
 
 
 def start(launch: Launcher, launcher: str, script: str, *options: str, python: str = "", **env: str) -> Job:
-    """Starts two workers, in a folder that is named by the launcher's module; warm ones, if `python` names no other."""
+    """Starts two workers, in a folder named after the launcher's module; they are warm unless `python` is given."""
     if not python:
         python = sys.executable if launcher == AELASTIC else launch.warm.python
         env = {**launch.warm.env, **env}
@@ -61,8 +61,8 @@ def start(launch: Launcher, launcher: str, script: str, *options: str, python: s
 
 
 def told_under(launch: Launcher, launcher: str, script: str, *options: str, **settings: str) -> list[str]:
-    """What two workers told, of a job that has succeeded."""
-    # A short name, unlike that of the test's folder: multiprocessing binds sockets there, too.
+    """Runs two workers and returns what they reported; the job must succeed."""
+    # A short name, unlike that of the test's folder, because multiprocessing binds sockets there.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as tmp:
         job = start(launch, launcher, script, *options, TMPDIR=tmp, **settings)
         code = job.wait(LAUNCH_TIMEOUT_S)
@@ -70,21 +70,21 @@ def told_under(launch: Launcher, launcher: str, script: str, *options: str, **se
     assert code == 0, job.story
     if launcher == AELASTIC:
         assert not job.left(), job.left_described()
-        assert not left  # but for the folders of torch
+        assert not left  # except torch's folders
     return sorted(line.removeprefix("told ") for line in job.lines if line.startswith("told "))
 
 
 def ours(launch: Launcher, script: str, *options: str, **settings: str) -> list[str]:
-    """Runs two workers and gives what they told.
+    """Runs two workers under aelastic and returns what they reported.
 
-    For those that meet again after a restart, this is all there is: torchrun keeps one store for all attempts, and what
-    the last one left there may make the next one wait for ever.
+    Use this for workers that meet again after a restart: torchrun keeps one store for all attempts, where data of the last
+    attempt may make the next one wait forever.
     """
     return told_under(launch, AELASTIC, script, *options, **settings)
 
 
 def both(launch: Launcher, script: str, *options: str, **settings: str) -> list[str]:
-    """Runs the same under both launchers; what the workers told, if that was the same."""
+    """Runs the same script under both launchers, and returns what the workers reported, which must agree."""
     theirs, told = (told_under(launch, each, script, *options, **settings) for each in (TORCHRUN, AELASTIC))
     assert told == theirs
     return told
