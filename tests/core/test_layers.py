@@ -1,4 +1,4 @@
-"""The house keeps its layers: lower never imports higher, no circles, cores import nothing that waits, folders have doors."""
+"""Layers: lower ones never import higher ones, cycles are forbidden, cores never wait, folders export names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sources import Source, source
 
 PACKAGE = Path(__file__).parents[2] / "aelastic"
 
-# From the ground up.  A module may import from its own folder, and from the floors below its own.  A name is a folder, or
-# a module that stands on another floor than the rest of its folder.
+# From the bottom up.  A module may import from its own folder and from the layers below.  A name is a folder, or a
+# module in a different layer from the rest of its folder.
 FLOORS = (
     ("core.record", "host.files", "host.signals", "training"),
     ("host", "failures", "health_check_server"),
@@ -53,7 +53,7 @@ FLOORS = (
 )
 FLOOR_OF = {place: floor for floor, places in enumerate(FLOORS) for place in places}
 
-# Cores decide: they neither wait, nor look at the clock, the environment or the network.  Folders, and modules.
+# Cores decide: they don't wait, or read the clock, the environment or the network.  Folders and modules.
 CORES = (
     "core", "decisions", "rdzv.leader", "rdzv.member", "rdzv.log",
     "rdzv.protocol.addresses", "rdzv.protocol.codec", "rdzv.protocol.handshake", "rdzv.protocol.keys", "rdzv.protocol.messages",
@@ -82,7 +82,7 @@ def _name(path: Path) -> str:
 
 
 FILES = {_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-MODULES = [name for name in FILES if name]  # `aelastic/__init__.py` holds names only, imported when used
+MODULES = [name for name in FILES if name]  # `aelastic/__init__.py` only holds names, imported on use
 FOLDERS = [name for name, path in FILES.items() if path.name == "__init__.py"]
 
 
@@ -99,7 +99,7 @@ def is_within(name: str, place: str) -> bool:
 
 
 def place_of(module: str) -> str:
-    """The entry of `FLOORS` that a module belongs to: the longest that its name begins with."""
+    """The entry of `FLOORS` for a module: the longest one that prefixes its name."""
     parts = module.split(".")
     prefixes = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     return next((prefix for prefix in prefixes if prefix in FLOOR_OF), "")
@@ -114,7 +114,7 @@ def nodes_of(module: str) -> list[ast.AST]:
 
 @cache
 def imports_of(module: str) -> frozenset[str]:
-    """What a module imports, early or late, in dotted names; ours begin with `aelastic.`."""
+    """Dotted names of a module's imports, at the top or inside functions; ours begin with `aelastic.`."""
     found = set()
     for node in nodes_of(module):
         if isinstance(node, ast.Import):
@@ -127,12 +127,12 @@ def imports_of(module: str) -> frozenset[str]:
 
 @cache
 def ours_in(module: str) -> set[str]:
-    """Our own modules that a module imports, by their names below `aelastic`."""
+    """Our own modules that a module imports, named relative to `aelastic`."""
     return {name.removeprefix("aelastic.") for name in imports_of(module) if name.startswith("aelastic.")}
 
 
 def offered_by(folder: str) -> list[str] | None:
-    """The modules that others may import, as the folder's `__all__` has them."""
+    """The modules that others may import, from the folder's `__all__`."""
     for node in source_of(folder).tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and "__all__" in ast.unparse(node) and node.value:
             return list(ast.literal_eval(node.value))
@@ -151,8 +151,8 @@ def _from_too_high(module: str) -> list[str]:
 
 def test_a_module_imports_from_its_own_folder_and_from_lower_floors_only_and_none_in_a_circle() -> None:
     assert _without_empty({module: _from_too_high(module) for module in MODULES}) == {}
-    # Nor are there circles.
-    TopologicalSorter({module: ours_in(module) - {module} for module in MODULES}).prepare()  # raises, with the circle
+    # No cycles, either.
+    TopologicalSorter({module: ours_in(module) - {module} for module in MODULES}).prepare()  # raises, with the cycle
 
 
 def test_a_core_imports_nothing_that_waits() -> None:
@@ -161,7 +161,7 @@ def test_a_core_imports_nothing_that_waits() -> None:
 
 
 def _written_in(node: ast.AST) -> list[ast.expr]:
-    """What a statement assigns to, without the subscripts."""
+    """The targets of an assignment, without subscripts."""
     match node:
         case ast.Assign(targets):
             found = targets
@@ -180,7 +180,7 @@ def _foreign_fields(module: str) -> list[str]:
 
 
 def test_no_part_of_a_core_writes_another_ones_field() -> None:
-    """A part changes by its own methods only: its readers see all that changes it."""
+    """Only a part's own methods change it, so its reader sees everything that does."""
     assert _without_empty({module: _foreign_fields(module) for module in CORE_MODULES}) == {}
 
 
@@ -198,7 +198,7 @@ def test_others_import_only_what_a_folder_offers() -> None:
 
 
 def test_each_file_of_tests_has_a_name_of_its_own() -> None:
-    """pytest collects no two rings together of which both have a file of the same name."""
+    """pytest can't collect two rings that contain a file of the same name."""
     names = [path.name for path in Path(__file__).parents[1].rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
 
