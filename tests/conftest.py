@@ -76,7 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Selects this run's share of the tests, or orders them for the processes that pytest-xdist starts.
 
-    Long tests come first, in half of the processes, and short ones run next to them: no long test runs alone at the end.
+    Long tests come first, in half of the processes, and short ones run next to them, so none runs alone at the end.
 
     pytest-xdist gives each process an equal slice of the list, in order, and rebalances from the end of a slice.
     """
@@ -217,7 +217,7 @@ def etcds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
 
 @pytest.fixture
 def kind_to_etcd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Skips requests that crash an old etcd server when its client disconnects (`etcd_v3.py`)."""
+    """Forbids read-only transactions, which crash an old etcd server when its client disconnects (`etcd_v3.py`)."""
     call, asked = EtcdV3._call, list[Any]()
 
     async def call_and_note(self: EtcdV3, path: str, message: dict[str, Any], *args: Any, **keywords: Any) -> Any:
@@ -233,7 +233,7 @@ def kind_to_etcd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def run_id(request: pytest.FixtureRequest) -> str:
-    """A server for this test only."""
+    """A run id for this test only."""
     name: str = request.node.name
     return name
 
