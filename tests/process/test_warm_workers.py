@@ -444,7 +444,7 @@ say(mod.rng.random(), more.a.random()); say(mod.draw(), numpy.random.rand())
     env_lines = [line for line in job.lines if line.startswith("env")]
     numbers = [line for line in job.lines if not line.startswith("env")]
     assert env_lines == ["env 1 b None"] * 2
-    assert len(numbers) == 4 and len({*numbers}) == 3, "the environment variables are correct"
+    assert len(numbers) == 4 and len({*numbers}) == 3, "the warnings about generators are true"
     assert [line.partition(" W --preload: ")[2] for line in job.stderr.splitlines()] == [
         "mod prints during its import: 'welcome'",
         "all workers get the same random numbers from mod.rng, more.a, more.b and 1 more: make the generators in the script",
