@@ -162,7 +162,7 @@ def test_of_a_node_that_has_left_the_connection_closes_without_a_grace() -> None
 
 @pytest.mark.parametrize("is_reset", [False, True])
 def test_a_connection_that_is_reset_as_the_verdict_is_told_may_not_have_carried_it(is_reset: bool) -> None:
-    """Either the cell keeps the verdict for that node, or the node reconnects at once and is told again."""
+    """Either the cell keeps the verdict for that node, or the node reconnects at once and gets it again."""
     term = running(max_restarts=0)
     term.fail("b")
     assert term.leader.is_over and term.leader.connections.is_over

@@ -697,7 +697,7 @@ def test_after_this_process_was_stopped_the_leader_has_time_to_be_heard() -> Non
 
 
 def cut_off(story: Story, until: float) -> list[tuple[float, CauseKind]]:
-    """Lets time pass without any messages; returns when and why workers are told to stop."""
+    """Lets time pass without any messages; returns when and why workers must stop."""
     told: list[tuple[float, CauseKind]] = []
     candidate_until, actions = math.inf, list[Any]()
     while True:

@@ -138,7 +138,7 @@ def test_clocks_that_differ_are_brought_together_by_the_rounds_that_nodes_share(
 
     assert blocks_of(story.nodes[1]) == blocks_of(straight.nodes[1])
     assert story.restarts[0].took_s == pytest.approx(0.3, abs=1e-4)
-    # There is no telling which clock is right, so the note only reports the difference.
+    # Either clock may be right, so the note only reports the difference.
     assert len(story.notes) == 1 and f"{abs(ahead):.3g} s" in story.notes[0]
 
 

@@ -48,7 +48,7 @@ leader.WAITING_TEXT_INTERVAL_S = search.NOTE_INTERVAL_S = 1.0
 @pytest.mark.all
 @pytest.mark.ci
 def test_what_agents_wait_for_in_vain_is_named_while_they_wait_and_in_the_end(launch: Launcher) -> None:
-    """No server at the endpoint, another kind of server, missing nodes: in parallel, since most take long to time out."""
+    """No server at the endpoint, another kind of server, missing nodes: in parallel, as most time out late."""
     nonsense, other_http = answering(os.urandom(4096)), http_server(404)
     more: dict[str, Any] = {"wrapper": TELLS_OFTEN}
     with nonsense as nonsense_port, other_http as http_port, ExitStack() as teams:

@@ -221,7 +221,7 @@ def test_a_job_bears_what_is_said_at_the_port_of_its_leader(team: Team) -> None:
 
 def test_a_job_bears_what_is_said_where_it_votes(team: Team) -> None:
     job = Watched(team)
-    # Each asks for its leader's place, and is told who leads.
+    # Each asks for its leader's place, and gets the current leader.
     ports = [job.told(agent, "votes") for agent in job.agents]
 
     @hostile

@@ -1,4 +1,4 @@
-"""The manifests in `deploy/kubernetes`: the API server accepts them, and their pods run, emulated by `kit.servers.pods`."""
+"""The manifests in `deploy/kubernetes`: the API server accepts them, and their pods run (see `kit.servers.pods`)."""
 
 from __future__ import annotations
 

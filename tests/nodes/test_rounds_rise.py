@@ -1,4 +1,4 @@
-"""`AELASTIC_ROUND` rises over the whole life of a job, however often all its agents go: both recipes of the page, as they stand there."""
+"""`AELASTIC_ROUND` rises throughout a job's life, however often all its agents end: both recipes, as on the page."""
 
 from __future__ import annotations
 

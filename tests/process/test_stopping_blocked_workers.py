@@ -85,8 +85,8 @@ def test_a_stop_for_good_is_patient(launch: Launcher) -> None:
     assert waited_s >= 1.2, job.stderr
 
 
-# A worker with a blocked main thread, whose checkpoint is written by another thread, a child, or a grandchild.  It begins
-# when rank 0 fails, and the worker reports when it is complete.
+# A worker with a blocked main thread, whose checkpoint is written by another thread, a child, or a grandchild.  Writing
+# begins when rank 0 fails, and the worker reports when it is complete.
 SAVES = f"""
 import json, multiprocessing, threading
 {BLOCKS}

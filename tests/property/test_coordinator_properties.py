@@ -57,7 +57,7 @@ class FakeNode:
     ready_count: int = 0
     prepared_count: int = 0
     is_known: bool = False  # it has reported something
-    told_count: int = 0  # restart count, when it was told that its round had ended
+    told_count: int = 0  # restart count, when it learned that its round had ended
     up: deque[Event] = field(default_factory=deque)
     down: deque[m.LeaderMessage] = field(default_factory=deque)
 

@@ -1,4 +1,4 @@
-"""The steps at which a rehearsal disturbs a script, given the saves of the undisturbed run; which files are logs; invalid
+"""Steps at which a rehearsal disturbs a script, given the saves of the undisturbed run; which files are logs; invalid
 commands and undisturbed runs."""
 
 from __future__ import annotations

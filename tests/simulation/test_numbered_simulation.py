@@ -70,5 +70,5 @@ def test_a_seed_decides_the_same_whatever_the_sentences_are(
 ) -> None:
     with numbered() as sentences:
         decided = decided_in(seed, endpoints, monkeypatch)
-        assert sentences, "observers are told why"
+        assert sentences, "observers receive reasons"
     assert decided == decided_in(seed, endpoints, monkeypatch)

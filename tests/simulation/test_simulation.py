@@ -163,8 +163,8 @@ def test_a_silent_coordinator_is_replaced(how: str, has_etcd: bool) -> None:
         coordinator.freeze()
     else:
         coordinator.crash("dark")
-    # An endpoint with expiry uses its own clock, up to a second late, and counts from the last keepalive.  With a counter,
-    # agents must see the same count for a lease.
+    # An endpoint with expiry uses its own clock, up to a second late, and counts from the last keepalive.  Otherwise,
+    # the agents have to see the same count for a lease.
     rest = "012".replace(coordinator.host[-1], "")
     assert restart_count(story.until_run_by(rest, 2 * LEASE_S + 4)) == 0
 
@@ -504,7 +504,7 @@ def test_an_agent_that_was_started_anew_does_not_vote_for_the_one_before() -> No
 
 @pytest.mark.parametrize("fourth", ["lives", "is replaced"])
 def test_of_two_halves_that_have_the_endpoint_in_turn_the_one_that_agreed_on_a_round_goes_on(fourth: str) -> None:
-    """The first half begins a round with the endpoint's vote, then does not need it; the other half then lacks a vote."""
+    """The first half begins a round with the endpoint's vote, which it then no longer needs; the other half lacks one."""
     story = Story("0123")
     story.until_run_by("0123")
     story.pass_time(1)
