@@ -14,7 +14,7 @@ def spec_of(workers: int) -> WorkerSpec:
     return WorkerSpec(entrypoint="train.py", local_world_size=workers, virtual_local_rank=True)
 
 
-# The agent's variables, and what CUDA's and AMD's are for each worker; torch honors AMD's since 2.15.
+# The agent's variables, and what CUDA's and AMD's are for each worker; torch honours AMD's since 2.15.
 @pytest.mark.parametrize(
     "seen, own",
     [

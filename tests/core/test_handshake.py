@@ -42,7 +42,7 @@ def meet(client: Handshake, server: Handshake) -> tuple[Tags, Tags]:
 
 
 def refusals(client: Handshake, server: Handshake) -> tuple[str, str]:
-    """Each end's description of the other."""
+    """Each end's error about the other."""
     with pytest.raises(ProofError) as at_server:
         server.feed(client.feed(server.feed(client.begin())))
     with pytest.raises(ProofError) as at_client:

@@ -76,7 +76,7 @@ def test_a_timeout_in_steps_is_a_multiple_of_the_median_within_limits(step_s: fl
 
 def test_a_worker_that_shows_nothing_hangs_after_the_timeout() -> None:
     took_s, verdicts = Watched().first(h.Sample(output=0, cpu_s=0.0, io=0))
-    assert took_s == TIMEOUT_S + INTERVAL_S  # activity in the first look may have come just before it
+    assert took_s == TIMEOUT_S + INTERVAL_S  # activity seen by the first look may have come just before it
     assert verdicts == [h.Verdict(0, "hang", "no output, CPU use or IO for 60 s", is_stopped=True, waited_s=60.0)]
 
 

@@ -93,7 +93,7 @@ def proposal(term: Term) -> Entry | None:
 
 
 def mute(term: Term, names: str) -> None:
-    """Makes these nodes accept nothing, and the endpoint silent."""
+    """These nodes accept no entry any more, and the endpoint is silent."""
     term.mute, term.is_cell_silent = {*names}, True
 
 

@@ -157,7 +157,7 @@ def test_interruptions_lose_no_text(turns: list[tuple[int, bytes]]) -> None:
         assert splitter.end().strip(b"\r\n%d:" % rank) == b""
 
 
-# Rate limits.
+# How much is taken at once.
 
 
 def takes(splitter: Splitter, chunk: bytes, held: int = 0, *, more: bool = False) -> int:

@@ -398,7 +398,7 @@ def test_that_too_few_nodes_that_vote_could_be_reached_is_over_once_there_is_a_l
 
 
 def until_given_up(story: Story) -> list[ev.Action]:
-    """Lets time pass without an answer from the endpoint."""
+    """Lets time pass, without an answer from the endpoint, until the agent gives up."""
     actions: list[ev.Action] = []
     while not of_kind(actions, ev.GiveUp):
         actions = story.pass_deadline()

@@ -179,7 +179,7 @@ a_step = st.one_of(
 
 
 class Model:
-    """The expected behavior, as simply as possible."""
+    """The expected behaviour, as simply as possible."""
 
     def __init__(self) -> None:
         self.timers: dict[tuple[int, str], tuple[float, int]] = {}

@@ -27,7 +27,7 @@ def test_a_message_of_a_megabyte_is_no_reason_of_a_megabyte() -> None:
 
 @pytest.mark.parametrize("rank", [-1, 99])
 def test_a_failure_has_the_rank_of_the_round_that_it_ends(rank: int) -> None:
-    """A worker that ended just before it got this rank had no rank, or that of the round before."""
+    """A worker that ended just before it got this rank reports none, or the previous round's."""
     story = Told("running")
     worker = story.core.workers[0]
     (tell, *_) = story.core.handle(ev.Exited(1, 0, FAILURE.replace(rank=rank)), story.now)

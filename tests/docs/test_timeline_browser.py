@@ -154,7 +154,7 @@ def test_the_script_runs_and_zooms_and_nothing_that_a_log_brings_along_runs(tmp_
         "</title></text></svg><img src=x onerror=\"document.body.id='owned'\"><script>document.body.id='owned'</script>"
     )
     logs = *a_crash(attack), NodeLog(attack, begins=3.0), NodeLog(HOSTILE, begins=3.0)
-    # Even if escaping failed, the page's policy would be the last line of defense.
+    # Even if escaping failed, the page's policy would be the last line of defence.
     forced = page(story_of(*logs)).replace("<h2>", f"{attack}<h2>", 1)
     whole, close = browse(tmp_path, forced), browse(tmp_path, forced, "#t=9.9,10.4")
 

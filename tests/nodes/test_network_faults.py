@@ -278,8 +278,8 @@ def test_new_agents_with_the_endpoint_begin_no_round_beside_the_one_that_is_cut_
             undo()
         last = wait_reached(team, team.agents, round_)
         assert last.restart == 0
-        # None of the three was stopped before there was a round with the others.  The old leader learns of the new one when
-        # it reaches the endpoint again, possibly after the other two: then it joins their round.
+        # None of the three was stopped before there was a round with the others.  The old leader learns of the new one
+        # when it reaches the endpoint again, possibly after the other two: then it joins their round.
         with_all = [[2, 2, 2, 1, 1]]
         without_one = [
             [2 if place == late else count for place, count in enumerate([3, 3, 3, 2, 2])] for late in range(3)

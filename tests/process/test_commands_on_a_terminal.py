@@ -1,6 +1,6 @@
-"""Commands on a terminal of two widths: colored states, and a progress line that is erased when a long command ends.
+"""Commands on a terminal of two widths: coloured states, and a progress line that is erased when a long command ends.
 
-Without a terminal, or with colors off, commands print the same words and never move the cursor.
+Without a terminal, or with colours off, commands print the same words and never move the cursor.
 """
 
 from __future__ import annotations

@@ -371,7 +371,7 @@ def test_a_forked_worker_that_is_asked_to_end_in_its_first_moment_does(loop: str
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, lambda: None)  # a forked child inherits it
         for _ in range(FIRST_MOMENTS):
-            # A worker that misses the signal is never killed.
+            # A worker that missed the signal would never be killed.
             supervisor = call(
                 entrypoints.wait_for_file,
                 str(tmp_path / "never"),

@@ -1,4 +1,4 @@
-"""Any content of the notice file or of the notice command: the agent survives, and jobs that need not go are undisturbed.
+"""Any content of the notice file or from the notice command: the agent survives, and other jobs are undisturbed.
 
 A notice file with invalid content is treated as a notice, which here leaves too little time to act on it.
 """

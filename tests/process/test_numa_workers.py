@@ -38,7 +38,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """After each test, all threads of this process may run on the same CPUs as before."""
+    """Checks that after each test, all threads of this process may still run on all CPUs."""
     monkeypatch.chdir(tmp_path)
     before = threads_of_this_process()
     yield

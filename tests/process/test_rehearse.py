@@ -271,7 +271,7 @@ def test_a_rehearsal_that_is_interrupted_leaves_nothing_running(signum: int, tmp
             "it steps",
             lambda: [each for each in tmp_path.glob("out/01/logs/latest/attempt_0/0/stdout.log") if each.read_text()],
         )
-        log = tmp_path / "out/01/logs/latest/events.jsonl"  # written next to the running job's files
+        log = tmp_path / "out/01/logs/latest/events.jsonl"  # written in the background, so it may lag
         wait_for("its workers are told", lambda: log.exists() and started(log))
         pids = [each["id"] for each in started(log)]
         rehearsal.send_signal(signum)

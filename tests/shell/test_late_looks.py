@@ -33,7 +33,7 @@ PID = 2**22 + 1  # above the kernel's maximum: it has ended
 
 @pytest.fixture
 def ended_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes each process end before the wait for it is over."""
+    """Processes have ended, but waiting for their end never reports it."""
 
     async def wait_ended(_: int) -> None:
         await anyio.sleep_forever()

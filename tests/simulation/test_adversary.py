@@ -53,7 +53,7 @@ def test_nodes_follow_a_coordinator_that_displaces_a_new_job_once_it_reaches_the
     Path(45000310, size, faults).run()
 
 
-# The endpoint's host is lost, and the other nodes elect a leader.  A new agent there founds a job of its own, and cannot
+# The endpoint's host is lost, and the other nodes elect a leader.  A new agent there founds a job of its own, and can't
 # reach that leader, which displaces it as a worker fails.
 DISPLACED = Path(
     48000013,

@@ -504,7 +504,7 @@ def test_an_agent_that_was_started_anew_does_not_vote_for_the_one_before() -> No
 
 @pytest.mark.parametrize("fourth", ["lives", "is replaced"])
 def test_of_two_halves_that_have_the_endpoint_in_turn_the_one_that_agreed_on_a_round_goes_on(fourth: str) -> None:
-    """The first half begins a round with the endpoint's vote, which it then no longer needs; the other half lacks one."""
+    """The first half begins a round with the endpoint's vote, and then no longer needs it; the other half lacks one."""
     story = Story("0123")
     story.until_run_by("0123")
     story.pass_time(1)

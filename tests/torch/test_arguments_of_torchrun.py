@@ -177,7 +177,7 @@ VALUE_OF = {
 def test_each_variable_of_torchrun_is_one_here(
     option: Any, script: str, torch_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where torchrun honors `PET_<NAME>`, the variable means the same as the option; elsewhere neither honors it."""
+    """Where torchrun honours `PET_<NAME>`, the variable means the same as the option; elsewhere neither honours it."""
     if not hasattr(torch_run.parse_args([script]), option.dest):
         pytest.skip("an option that this torch lacks")
     value = VALUE_OF.get(option.dest, "name") if option.metavar else "1"

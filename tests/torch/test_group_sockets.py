@@ -48,7 +48,7 @@ def sockets() -> Iterator[GroupSockets]:
 
 @pytest.fixture
 def pair(listener: socket.socket, sockets: GroupSockets) -> Iterator[Pair]:
-    """A connection opened as if while a group was made."""
+    """A connection opened while a group is being made."""
     with sockets.opening():
         made = Pair(listener)
     yield made

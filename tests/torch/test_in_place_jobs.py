@@ -33,7 +33,7 @@ class Table(activity.ProcTable):
 
 activity.ProcTable = Table
 """
-# In a worker.  The replacement of a stuck worker does not create the file.
+# In a worker.  The replacement of a stuck worker removes its file.
 THERE = """
 def stay():
     open(f"there{os.environ['RANK']}", "w").close()

@@ -78,7 +78,7 @@ def sysfs_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Machine], Pa
 
 
 def without_empty_nodes(given: Machine) -> Machine:
-    """The same machine without NUMA nodes that have no allowed CPUs, if torch must not see these."""
+    """The same machine, for a torch that must not see NUMA nodes without allowed CPUs."""
     cpus = tuple(cpu for cpu in given.cpus if cpu.number in given.allowed_cpus)
     return dataclasses.replace(given, cpus=cpus, empty_nodes=(), absent_nodes=())
 

@@ -233,7 +233,7 @@ async def test_a_handler_that_names_no_address_has_the_nodes_agree_on_one() -> N
 
 
 CLOSED = torch_rdzv.RendezvousClosedError("closed")
-# Results of a handler by round, the node's messages, and the effect on the agent: its steps, and its messages.
+# Results of a handler by round, the agent's options, and what follows: the agent's steps, and the messages it gets.
 STORIES: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "a node that waits interrupts the round for free, and a failure after that costs nothing either": (
         [(0, 1), (0, 1)], {"max_restarts": 0},
