@@ -1,6 +1,6 @@
-"""What holds for all rings, and the fixtures of those with real processes.
+"""Settings that apply to all rings, and fixtures for the rings that start real processes.
 
-A ring is a folder.  `core`, `property`, `simulation` and `shell` start no process; that is enforced here.
+A ring is a folder.  `core`, `property`, `simulation` and `shell` must not start processes; this file enforces that.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from aelastic.rdzv.stores.endpoint_cell import EndpointCell
 from aelastic.rdzv.stores.etcd_v3 import EtcdV3
 from aelastic.workers.tcpstore import child
 
-# Started in the background, a shell has these ignored, and what is ignored is handed on to all that tests start.
+# A background shell ignores these signals, and every process that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# The processor time of a test: those without processes run beside others, at low priority.
+# CPU time limit of a test.  Tests without processes run next to others, at low priority.
 CPU = "cpu_s"
 CPU_BEFORE_S = pytest.StashKey[float]()
 
-# Commands that tests run in this process find no jobs of the user who runs the tests.
+# Commands that tests run in this process must not find the user's own jobs.
 _CONTROL_SOCKETS = tempfile.TemporaryDirectory(prefix="tests-")
 os.environ["XDG_RUNTIME_DIR"] = _CONTROL_SOCKETS.name
 
-# No loop of this process, nor of the agents that tests start, may be blocked.
+# Nothing may block an event loop, in this process or in the agents that tests start.
 loop_guard.install()
 
-# Every core of this process states its invariants after each event; agents that tests start do, too (`kit.launching`).
+# All cores in this process check their invariants after each event, as do agents that tests start (`kit.launching`).
 check_invariants()
 
-# Of tests that do not say how many; the others say `max_examples=examples(…)`.  A loaded machine is slow: no test fails of
-# that, save by its timeout.
+# Defaults for tests that don't set `max_examples=examples(…)`.  On a busy machine, a slow
+# test may fail only by its timeout.
 settings.register_profile(
     "effort",
     max_examples=examples(100),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     report_multiple_bugs=False,
-    # Making a failing example small takes up to five minutes: `make test-all` does it.
+    # Shrinking a failing example takes up to five minutes, so only `make test-all` does it.
     phases=tuple(phase for phase in Phase if EFFORT != "quick" or phase not in {Phase.shrink, Phase.explain}),
 )
 settings.load_profile("effort")
@@ -72,13 +72,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=0, help="how many seeds test_simulation.py runs")
 
 
-@pytest.hookimpl(trylast=True)  # some are left out before
+@pytest.hookimpl(trylast=True)  # after other plugins have deselected tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Takes this run's share, or puts the tests in order for the processes that pytest-xdist starts.
+    """Selects this run's share of the tests, or orders them for the processes that pytest-xdist starts.
 
-    Long tests come first, in half of the processes, and others run beside them: none runs alone at the end.
+    Long tests come first, in half of the processes, and short ones run next to them, so none runs alone at the end.
 
-    pytest-xdist gives each process an equal part of the list, in its order, and moves what is at the end of a part.
+    pytest-xdist gives each process an equal slice of the list, in order, and rebalances from the end of a slice.
     """
     if dealt := os.environ.get(SHARE):
         number, shares = map(int, dealt.split("/"))
@@ -97,15 +97,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported and collected stays: no collection of garbage looks at it again, and few are needed."""
+    """Freezes everything imported and collected so far: later garbage collections skip it, and few are needed."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-timeout begins to count: it may have to wait
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-timeout starts its clock, as this may have to wait
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Tests with processes hold one of the machine's slots; the others start none."""
+    """Tests that start processes hold one of the machine's slots; other tests must not start any."""
     with no_processes() if ring_of(item.path) in WITHOUT_PROCESSES else slot():
         return (yield)
 
@@ -116,7 +116,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """The last report of a test without processes has the processor time that it took."""
+    """The last report of a test without processes carries the CPU time that the test used."""
     if call.when == "teardown" and CPU_BEFORE_S in item.stash and ring_of(item.path) in WITHOUT_PROCESSES:
         item.user_properties.append((CPU, time.process_time() - item.stash[CPU_BEFORE_S]))
     return (yield)
@@ -124,13 +124,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(wrapper=True)
 def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
-    """Says what each ring took, or writes it for the program that started this run."""
+    """Prints how long each ring took, or writes it for the program that started this run."""
     seconds = Counter[str]()
     cpu_s: dict[str, float] = {}
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                seconds[report.nodeid] += report.duration  # type: ignore[assignment]  # a Counter adds up what it is given
+                seconds[report.nodeid] += report.duration  # type: ignore[assignment]  # a Counter adds up the values
                 for name, value in report.user_properties:
                     if name == CPU and isinstance(value, float):
                         cpu_s[report.nodeid] = value
@@ -153,9 +153,9 @@ def _no_loop_is_blocked() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _handlers_are_given_back() -> Iterator[None]:
-    """What is forked in later tests has this process's signal handlers.
+    """A test module must restore this process's signal handlers, because later tests fork children that inherit them.
 
-    Where SIGTERM has one in Python, a child that is about to wait in C (for a semaphore, say) only notes the signal.
+    If SIGTERM has a Python handler, a child about to block in C code (on a semaphore, say) only records the signal.
     """
     before = {signum: signal.getsignal(signum) for signum in signal.valid_signals() - {signal.SIGALRM}}
     yield
@@ -164,7 +164,7 @@ def _handlers_are_given_back() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _logging_is_given_back() -> Iterator[None]:
-    """A test that runs the command line in this process sends log records to stderr; later tests read what they write."""
+    """Undoes the logging setup of tests that run the command line in this process: it sends log records to stderr."""
     ours = logging.getLogger("aelastic")
     handlers, propagate, level = [*ours.handlers], ours.propagate, ours.level
     yield
@@ -174,7 +174,7 @@ def _logging_is_given_back() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Warm]:
-    """Interpreters that have imported torch."""
+    """Forks from interpreters that have imported torch."""
     warm = Warm("torch")
     yield warm
     warm.close()
@@ -182,16 +182,16 @@ def warm() -> Iterator[Warm]:
 
 @pytest.fixture(scope="session")
 def warm_store() -> Iterator[Warm]:
-    """Interpreters that have imported what serves a store."""
+    """Forks from interpreters that have imported what a store server needs."""
     warm = Warm("store")
-    _ = warm.python  # it runs before a test looks at what this process has
+    _ = warm.python  # started before a test checks what this process holds
     yield warm
     warm.close()
 
 
 @pytest.fixture
 def warm_stores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, warm_store: Warm) -> None:
-    """The stores of agents, also of those in this process, start warm in tests whose subject they are not."""
+    """Starts agents' stores from a warm interpreter, also in this process, in tests that are not about stores."""
     if request.node.get_closest_marker("cold") is None:
         monkeypatch.setattr(child, "sys", SimpleNamespace(executable=warm_store.python))
         if "launch" in request.fixturenames:
@@ -200,7 +200,7 @@ def warm_stores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch,
 
 @pytest.fixture
 def launch(request: pytest.FixtureRequest, tmp_path: Path, warm: Warm) -> Iterator[Launcher]:
-    """Starts jobs; none of them outlives its test."""
+    """Starts jobs, and makes sure that none outlives its test."""
     launcher = Launcher(tmp_path, warm)
     launcher.is_cold = request.node.get_closest_marker("cold") is not None
     yield launcher
@@ -209,7 +209,7 @@ def launch(request: pytest.FixtureRequest, tmp_path: Path, warm: Warm) -> Iterat
 
 @pytest.fixture(scope="session")
 def etcds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
-    """Real etcd servers for tests that do not harm them; each runs from when it is first asked for."""
+    """Real etcd servers for tests that don't damage them.  Each starts when a test first requests it."""
     servers = EtcdServers(tmp_path_factory.mktemp("etcd"))
     yield servers
     servers.close()
@@ -217,7 +217,7 @@ def etcds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
 
 @pytest.fixture
 def kind_to_etcd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is asked that ends an old etcd server if its client goes away (`etcd_v3.py`)."""
+    """Forbids read-only transactions, which crash an old etcd server when its client disconnects (`etcd_v3.py`)."""
     call, asked = EtcdV3._call, list[Any]()
 
     async def call_and_note(self: EtcdV3, path: str, message: dict[str, Any], *args: Any, **keywords: Any) -> Any:
@@ -233,7 +233,7 @@ def kind_to_etcd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def run_id(request: pytest.FixtureRequest) -> str:
-    """One of this test's own."""
+    """A run id for this test only."""
     name: str = request.node.name
     return name
 
@@ -247,7 +247,7 @@ def script(tmp_path: Path) -> str:
 
 @pytest.fixture
 async def closing() -> AsyncIterator[Closing]:
-    """Cells given to it are closed in the end."""
+    """Closes the cells passed to it at the end of the test."""
     async with AsyncExitStack() as stack:
 
         def close(cell: EndpointCell) -> EndpointCell:

@@ -1,4 +1,4 @@
-"""Where workers reach group rank 0."""
+"""The address where workers reach group rank 0."""
 
 from __future__ import annotations
 

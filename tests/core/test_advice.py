@@ -1,4 +1,4 @@
-"""Options that can be read, and have no effect: a warning, or a refusal where nothing sensible is left."""
+"""Options that parse but have no effect: a warning, or a refusal if nothing sensible remains."""
 
 from __future__ import annotations
 

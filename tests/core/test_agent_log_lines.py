@@ -1,4 +1,4 @@
-"""The agent's own log lines: run events in, what a person reads out."""
+"""The agent's own log lines: run events in, text for people out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RUNNING: list[ev.RunEvent] = [BEGAN, FORMED, changed(Phase.JOINING, Phase.RUNNIN
 
 
 def lines_of(caplog: pytest.LogCaptureFixture, *events: ev.RunEvent) -> list[tuple[str, str]]:
-    """What the last of the events makes of the log."""
+    """Returns the log lines that the last event adds."""
     caplog.set_level(logging.INFO, "aelastic")
     observers = Observers([LogLines(30.0)])
     for event in events:
@@ -55,10 +55,10 @@ def lines_of(caplog: pytest.LogCaptureFixture, *events: ev.RunEvent) -> list[tup
         ([*RUNNING, ev.WorkerEnded(3, 1, 5, "failed", FAILURE)], "W rank 5 failed on node7: it broke"),
         ([*RUNNING, ev.WorkerEnded(3, 1, 5, "succeeded")], ""),
         ([*RUNNING, HANGS], "W rank 5 on node1 is stopped: no output for 9 s"),
-        ([*RUNNING, HANGS, ev.WorkerEnded(3, 1, 5, "failed", FAILURE.replace(found_by="hang"))], ""),  # it has been said
+        ([*RUNNING, HANGS, ev.WorkerEnded(3, 1, 5, "failed", FAILURE.replace(found_by="hang"))], ""),  # already logged
         ([*RUNNING, HANGS.replace(is_stopped=False)], "W rank 5 on node1: no output for 9 s"),
         ([*RUNNING, COMPARED], "W hang: 3 of 4 ranks wait"),
-        ([*RUNNING, COMPARED, COMPARED], ""),  # a node after the other has noticed it
+        ([*RUNNING, COMPARED, COMPARED], ""),  # one node noticed after the other
         ([*RUNNING, COMPARED, FORMED, COMPARED], "W hang: 3 of 4 ranks wait"),
         ([*RUNNING, ev.Announced("saving", "n1 leaves", 8)], "W n1 leaves: all ranks save at call 8 of notice.due"),
         ([*RUNNING, ev.Announced("saving", "n1 leaves", 0)], "W n1 leaves: no call could be agreed"),
@@ -76,7 +76,7 @@ def lines_of(caplog: pytest.LogCaptureFixture, *events: ev.RunEvent) -> list[tup
             "W stopping workers for the next round: node n1 left: the agent was asked to stop",
         ),
         ([*RUNNING, ev.RendezvousLost("the store is gone")], "W stopping workers: the store is gone"),
-        ([BEGAN, ev.RendezvousLost("the store is gone")], ""),  # the error that ends the run says it
+        ([BEGAN, ev.RendezvousLost("the store is gone")], ""),  # the error that ends the run reports it
         ([*RUNNING, ev.PhaseTook("spawn", 0.1)], ""),
         (
             [*RUNNING, *(began(each, 0, 3.1) for each in (1, 2, 3)), began(2, 1, 4.1), OVER],
@@ -105,7 +105,7 @@ def test_what_happens_is_said_in_one_line(
             signal.SIGTERM,
             "second SIGTERM: leaving; the start of workers does not end",
         ),
-        ([changed(Phase.RUNNING, Phase.AWAITING)], signal.SIGTERM, ""),  # nothing is left to stop
+        ([changed(Phase.RUNNING, Phase.AWAITING)], signal.SIGTERM, ""),  # nothing left to stop
     ],
 )
 def test_a_stop_says_what_becomes_of_the_workers(
@@ -123,7 +123,7 @@ def test_a_stop_says_what_becomes_of_the_workers(
             Outcome.FAILED,
             "W",
             "the job has failed: rank 5 failed on host; all 3 restarts are used up",
-        ),  # on another node: ours are stopped for it
+        ),  # failed on another node, so our workers are stopped
         (
             [ev.WorkerEnded(3, 1, 5, "failed", FAILURE)],
             Outcome.FAILED,
@@ -144,7 +144,7 @@ def test_the_verdict_is_a_warning_where_workers_are_stopped_for_it(
 ) -> None:
     lines = lines_of(caplog, *RUNNING, *before, ev.JobEnded(outcome, decided.refused(3, decided.failed(5)), FAILURE))
     assert lines == [(level, line)]
-    off = decided.refused(0, decided.failed(5))  # torchrun's default: nobody has asked for restarts
+    off = decided.refused(0, decided.failed(5))  # torchrun's default: no restarts requested
     assert not before or ("I", f"the job has failed: {restored(wording.text_of(off))}") in lines_of(
         caplog, *RUNNING, *before, ev.JobEnded(Outcome.FAILED, off, FAILURE)
     )

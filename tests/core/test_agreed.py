@@ -1,4 +1,4 @@
-"""What a node says of the last entry that it knows to be committed."""
+"""What a node reports about the last entry that it knows is committed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUCCEEDED = m.Ended(m.Outcome.SUCCEEDED, Decision(DecisionKind.SUCCEEDED, Cause(
 
 
 def entry(hosts: dict[str, str], voters: str, *, incarnations: tuple[str, ...] = ("1f",)) -> Entry:
-    """The first entry, about a round of these nodes."""
+    """The first entry, for a round with these nodes."""
     nodes = [m.Node(name, host, "default", 1, host, 29500, vote_port=7) for name, host in hosts.items()]
     state = JobState(round_of(1, 5, nodes, nodes[0].node_id))
     return first_entry(5, hosts, list(voters), incarnations, payload_of(state))

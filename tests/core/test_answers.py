@@ -1,4 +1,4 @@
-"""What commands about jobs print of the answers of agents."""
+"""How commands about jobs print the answers of agents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMED, GENERATED = "resnet", "717526a9-76ed-4f66-a4ac-042e634da802"
 
 
 def agent(run_id: str = NAMED, **more: Any) -> dict[str, Any]:
-    """A node of a job, as its agent describes it."""
+    """A node of a job, as described by its agent."""
     run = {"run_id": run_id, "node_id": "n0", "host": "n0", "pid": 7, "began": "2026-01-02T09:00:00+00:00"}
     return {
         "code": "ok", "time": "2026-01-02T09:01:00+00:00", "run": {**run, "entrypoint": "train.py"}, "phase": "running",
@@ -32,9 +32,7 @@ def test_a_status_says_what_the_job_runs_and_where() -> None:
 
 def test_a_status_counts_recoveries_in_place_where_there_were_any() -> None:
     heads = [texts.status([agent(recoveries=count)], (), {}, agent()).splitlines()[0] for count in (0, 1, 2)]
-    heads.append(
-        texts.status([agent(), agent(recoveries=2)], (), {}, agent()).splitlines()[0]
-    )  # one of an older version
+    heads.append(texts.status([agent(), agent(recoveries=2)], (), {}, agent()).splitlines()[0])  # an older version
     assert [head.partition("0 drains")[2] for head in heads] == [
         "", ", 1 recovery in place", ", 2 recoveries in place", ", 2 recoveries in place",
     ]  # fmt: skip

@@ -173,7 +173,7 @@ def test_several_workers_get_one_openmp_thread_each_unless_told(
     assert env.get("OMP_NUM_THREADS") == expected
 
 
-# The rule was found by running torchrun 2.13 with each of these.
+# The expected results come from running torchrun 2.13 with each of these.
 @pytest.mark.parametrize(
     "options, expected",
     [

@@ -1,4 +1,4 @@
-"""Bad input, as its user sees it: one line on stderr, exit code 2, nothing left.  Six of them as processes: `test_cli_usage`."""
+"""Bad input, as users see it: one line on stderr, exit code 2, nothing left behind.  `test_cli_usage` runs a few."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OPTIONS = [
     ("--no-python ./missing", "program ./missing not found"),
     ("--no-python -m json.tool", "exclude each other"),
     ("--start-method thread train.py", "use one of spawn, fork, forkserver"),
-    # Options that are none.
+    # Unknown options.
     ("--bogus", "unknown option --bogus"),
     ("--max-restrats=3 train.py", "did you mean --max-restarts?"),
     ("--nproc=2 train.py", "ambiguous option"),
@@ -170,7 +170,7 @@ VARIABLES = [
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working folder, with what the command lines name; the environment, and our logger, as a command finds them."""
+    """A working folder with the files that the command lines name, and the environment and logger of a new process."""
     (tmp_path / "train.py").touch()
     (tmp_path / "run.sh").write_text('#!/bin/sh\nexec echo "$RANK"\n')
     (tmp_path / "program").write_bytes(b"\x7fELF\x02\0")

@@ -1,4 +1,4 @@
-"""What cannot be passed to a `Supervisor`, or to the settings of a rendezvous, is refused in words when it is passed."""
+"""Invalid arguments to `Supervisor` and to rendezvous settings are refused with a message when they are passed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from aelastic.observe.run_events import RunEvent
 from aelastic.rdzv.settings import RendezvousSettings
 
 SPEC = WorkerSpec(entrypoint="true")
-ANY: Callable[..., Supervisor] = Supervisor  # values of wrong types, too
+ANY: Callable[..., Supervisor] = Supervisor  # also accepts values of the wrong type
 SETTINGS: Callable[..., RendezvousSettings] = RendezvousSettings
 
 
 class Plain:
-    """As an observer, without being one."""
+    """Looks like an observer, but is not one."""
 
     def tell(self, event: RunEvent, now: float) -> None: ...
 

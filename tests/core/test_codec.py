@@ -1,4 +1,4 @@
-"""The wire: words as bytes and back, and nothing else whatever comes in."""
+"""The wire format: messages to bytes and back, and robust against any other input."""
 
 from __future__ import annotations
 
@@ -153,8 +153,8 @@ def is_named_tuple(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
-def assert_typed(value: Any, kind: Any) -> None:  # noqa: C901  one case for each kind
-    """A value is what its annotation says, all the way down; written without looking at the decoder."""
+def assert_typed(value: Any, kind: Any) -> None:  # noqa: C901  one case per kind
+    """Checks a value against its annotation, recursively; written without looking at the decoder."""
     if get_origin(kind) in {Union, types.UnionType}:
         if value is not None:
             inner = [each for each in get_args(kind) if each is not type(None)]
@@ -184,10 +184,10 @@ def assert_typed(value: Any, kind: Any) -> None:  # noqa: C901  one case for eac
             assert math.isfinite(value)
 
 
-# Any message that makes sense, by its annotations and by the names of its fields.
+# Any valid message, built from its annotations and field names.
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)
-TEXTS = st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), max_size=20)  # what a terminal may show
+TEXTS = st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), max_size=20)  # what a terminal can show
 WORD = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20)
 LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(1, 65535),
@@ -209,9 +209,9 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(["rank", "local_rank", "pid"], st.integers(-1, 2**31)),
     **dict.fromkeys(["message", "traceback", "stack", "oom", "note", "log_file"], ANY_TEXT),
 }
-# Fields whose texts, or each of them, are words.
+# Fields whose text, or whose items, are words.
 WORDS_IN = {"log", "digest", "members", "voters", "incarnations", "replaces"}
-BY_KIND: dict[Any, Any] = {  # of fields that belong together
+BY_KIND: dict[Any, Any] = {  # fields that belong together
     m.Terms: lambda terms: terms.replace(max_nodes=max(terms.min_nodes, terms.max_nodes)),
     m.Hello: lambda hello: hello.replace(
         terms=hello.terms.replace(max_restarts=max(hello.terms.max_restarts, hello.status.past.restart_count))
@@ -269,14 +269,14 @@ JSON = st.recursive(
 )
 
 
-# There and back.
+# Round trips.
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_every_message_comes_back_as_it_was_sent(message: Any) -> None:
     (found,) = decode(encode(message))
     assert found == message
-    assert repr(found) == repr(message), "entries are compared by their id alone"
+    assert repr(found) == repr(message), "entries are compared by id only"
 
 
 def test_every_word_has_an_example_here() -> None:
@@ -329,7 +329,7 @@ def test_a_listener_that_fails_does_not_hear_the_same_message_again() -> None:
     assert list(decoder.feed(b"")) == [STATUS]
 
 
-# What is no message.
+# Invalid messages.
 
 
 @given(st.binary(max_size=200))
@@ -528,7 +528,7 @@ def test_what_has_its_default_is_left_out_where_there_is_much_of_it() -> None:
     ],
 )
 def test_nesting_however_deep_is_refused(pattern: str) -> None:
-    # Somewhere below Python's limit JSON can be read, and not be written again.
+    # Close to Python's recursion limit, JSON can be parsed but not written again.
     for depth in (*range(850, 1000, 1 if pattern == "%s" else 10), 100_000):
         for opening, closing in (("[", "]"), ('{"a":', "}")):
             body = pattern % (opening * depth + "1" + closing * depth)
@@ -553,7 +553,7 @@ def test_the_limit_of_a_frame_is_exact() -> None:
     fits = m.Goodbye("x" * (FRAME_MAX - len(encode(m.Goodbye("", True))) + 4), True)
     assert len(encode(fits)) == FRAME_MAX + 4
     with pytest.raises(WireError, match=r"Goodbye\.reason .* should be a text of at most 40000 characters"):
-        decode(encode(fits))  # the frame is taken, though not what is in it
+        decode(encode(fits))  # the frame is accepted, but not its content
     with pytest.raises(WireError, match=f"Goodbye takes {FRAME_MAX + 1} bytes, {FRAME_MAX} are allowed"):
         encode(m.Goodbye(fits.reason + "x", True))
 
@@ -603,7 +603,7 @@ def test_the_answer_to_a_greeting_of_another_version_always_fits_into_a_frame() 
     assert len(encode(m.Refused(str(caught.value), True))) < 1000
 
 
-# Entries of the log.
+# Log entries.
 
 
 def test_an_entry_may_be_named_by_its_id() -> None:

@@ -1,4 +1,4 @@
-"""What comes in at the control socket is a command, whole, or a reason why it is none."""
+"""Input at the control socket: either a whole command, or a reason why it is not a command."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_earlier_names_of_cordon_and_uncordon_are_taken() -> None:
         (b"[1]\n", "a request is a JSON object in one line"),
         (b"\xff\n", "a request is a JSON object in one line"),
         (b"[" * (LINE_BYTES_MAX - 1) + b"\n", "a request is a JSON object in one line"),
-        # Python 3.14 reads what nests that deep, as far as its stack allows.
+        # Python 3.14 parses nesting this deep if its stack allows.
         (
             b'{"verb": %s1%s}\n' % (b"[" * 20_000, b"]" * 20_000),
             ("a request is a JSON object in one line", "verb is [[[["),

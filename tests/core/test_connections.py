@@ -1,4 +1,4 @@
-"""Connections of a leader, and what nodes say on them: stories as text (`stories/leader/`), and what these do not show."""
+"""A leader's connections and what nodes send on them: stories as text (`stories/leader/`), and other cases."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_node_is_where_its_connection_comes_from_unless_it_says_otherwise() ->
 
 
 def rivalled() -> Term:
-    """Agent c has come with the node rank of b, which is asked whether it lives."""
+    """Agent c has joined with b's node rank, so the leader checks whether b is alive."""
     term = Term((2, 3))
     term.join("a", 0)
     term.join("b", 1)
@@ -162,7 +162,7 @@ def test_of_a_node_that_has_left_the_connection_closes_without_a_grace() -> None
 
 @pytest.mark.parametrize("is_reset", [False, True])
 def test_a_connection_that_is_reset_as_the_verdict_is_told_may_not_have_carried_it(is_reset: bool) -> None:
-    """The cell keeps it for that node, or it is back at once and is told again."""
+    """Either the cell keeps the verdict for that node, or the node reconnects at once and gets it again."""
     term = running(max_restarts=0)
     term.fail("b")
     assert term.leader.is_over and term.leader.connections.is_over
@@ -197,7 +197,7 @@ def test_the_verdict_stays_in_the_cell_for_a_node_that_was_lost_in_an_earlier_ro
     until = term.now + LEASE_S + 60.0
     term.say("a", ready("a"))
     term.say("b", ready("b"))
-    term.live_until(term.now + 2 * RETURN_S, "c")  # it is not awaited any more
+    term.live_until(term.now + 2 * RETURN_S, "c")  # no longer awaited
     assert term.coordinator.round == 2
     if how == "back":
         term.join("c")
@@ -216,7 +216,7 @@ def test_the_verdict_stays_in_the_cell_for_a_node_that_was_lost_in_an_earlier_ro
 
 
 def lose(term: Term, how: str) -> None:
-    """Node c is gone."""
+    """Loses node c."""
     match how:
         case "silent":
             term.live_until(term.now + LEASE_S + 0.1, "c")
@@ -279,7 +279,7 @@ def test_an_agent_that_was_lost_long_before_the_verdict_is_not_awaited() -> None
 
 
 def be_late(term: Term, late_s: float) -> list[Any]:
-    """The loop lags: what is due is done so much later."""
+    """Delays everything that is due, as a lagging loop does."""
     assert term.leader.deadline is not None
     term.now = max(term.now, term.leader.deadline + late_s)
     return term.tell(ev.DeadlinePassed())
@@ -290,7 +290,7 @@ def test_a_loop_that_lags_at_each_deadline_gives_up_a_dead_machine_all_the_same(
     began, dropped = term.now, term.conns["b"]
     while ev.Drop(dropped) not in be_late(term, 0.4 * LEASE_S):
         term.say("a", m.Alive())
-        assert term.now < began + 4 * LEASE_S, "b has said nothing since"
+        assert term.now < began + 4 * LEASE_S, "b has sent nothing since"
 
 
 def test_a_loop_that_lags_gives_up_a_node_whose_connection_broke_all_the_same() -> None:
@@ -302,11 +302,11 @@ def test_a_loop_that_lags_gives_up_a_node_whose_connection_broke_all_the_same() 
     assert not term.leader.connections._graces
 
 
-# Books.
+# Bookkeeping.
 
 
 def entries(thing: Any, seen: set[int]) -> int:
-    """How many entries all books have that a core holds."""
+    """Counts the entries in all containers that a core holds."""
     if id(thing) in seen:
         return 0
     seen.add(id(thing))
@@ -320,7 +320,7 @@ def entries(thing: Any, seen: set[int]) -> int:
 
 @pytest.fixture
 def no_invariants() -> Iterator[None]:
-    """They look at everything, after each event."""
+    """Disables invariants: they visit everything after each event."""
     check_invariants(False)
     yield
     check_invariants()

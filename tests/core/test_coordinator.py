@@ -1,4 +1,4 @@
-"""The coordinator: stories as text (`stories/`), and what these do not show."""
+"""The coordinator: stories as text (`stories/`), and the cases they don't show."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from aelastic.rdzv.settings import JOIN_TIMEOUT_S
 
 
 def coordinator(*nodes: m.Node, max_nodes: int, max_restarts: int = 3) -> tuple[Job, list[Any]]:
-    """A coordinator, and what it sends when the last of these nodes is ready."""
+    """A coordinator, and the messages it sends once the last of these nodes is ready."""
     job = Job(Coordinator(RoundRules(1, max_nodes), RestartPolicy(max_restarts)))
     sends: list[Any] = []
-    assert job.core.deadline is None, "nothing is due before a node comes"
+    assert job.core.deadline is None, "nothing is due before the first node joins"
     for each in nodes:
         sends = job.handle(m.Ready(each), 100.0)
     return job, sends
@@ -100,7 +100,7 @@ def test_a_cordoned_node_that_has_been_told_to_leave_takes_part_in_no_round_thou
     assert [each.message.stage for each in told if isinstance(each.message, r.Notice)] == [r.Stage.LEAVE]
     job.handle(Lost("b", "silent"), 100.1)
     job.handle(m.Ready(node("a")), 100.2)
-    assert core.phase is Phase.FORMING and [*core.roster.ready] == ["a"], "there are too few without it"
+    assert core.phase is Phase.FORMING and [*core.roster.ready] == ["a"], "too few nodes without it"
 
 
 def test_a_cordoned_node_takes_part_where_there_are_too_few_without_it() -> None:
@@ -120,7 +120,7 @@ def test_a_node_that_was_called_back_and_does_not_stop_its_workers_takes_part_in
     job.handle(m.Ready(node("a")), 200.0)
     assert core.deadline is not None
     job.handle(DeadlinePassed(), core.deadline)
-    assert core.round == 3 and [*core.roster.ready] == ["a"], "there are too few without it"
+    assert core.round == 3 and [*core.roster.ready] == ["a"], "too few nodes without it"
 
 
 def test_of_nodes_that_are_gone_nothing_is_kept() -> None:
@@ -129,7 +129,7 @@ def test_of_nodes_that_are_gone_nothing_is_kept() -> None:
     job.handle(r.Ask("c", "2", r.Verb.DRAIN, "", 60.0, "spot"), 100.0)
     job.handle(m.Left("c", "drained"), 100.1)
     assert not core.drain._let_go and not core.drain.leaving
-    for number in range(100):  # its host comes again and again, each time as another node
+    for number in range(100):  # its host keeps coming back, each time as another node
         job.handle(m.Ready(node("c").replace(node_id=f"c{number}")), 101.0)
         assert [*core.forming.cordons._nodes] == [f"c{number}"]
         job.handle(m.Left(f"c{number}", "gave up"), 101.0)
@@ -141,7 +141,7 @@ def test_a_drain_ends_with_the_job() -> None:
     for name in "ab":
         job.handle(m.Succeeded(name, 1), 100.0)
     for name in "ab":
-        assert job.handle(r.Frozen(name, job.core.drain.notice_id, 7, 1, 0), 100.0) == [], "nothing is to be saved"
+        assert job.handle(r.Frozen(name, job.core.drain.notice_id, 7, 1, 0), 100.0) == [], "there is nothing to save"
 
 
 def test_where_a_node_leaves_and_the_job_is_stopped_at_the_same_save_each_is_told_what_is_true() -> None:
@@ -161,7 +161,7 @@ def test_where_a_node_leaves_and_the_job_is_stopped_at_the_same_save_each_is_tol
     assert {message for _, message in told if isinstance(message, m.Ended)} == {m.Ended(m.Outcome.SAVED, stopped)}
 
 
-# What is said once more.
+# Repeated messages.
 
 
 def test_a_status_that_still_has_a_request_asks_for_it_once() -> None:
@@ -170,7 +170,7 @@ def test_a_status_that_still_has_a_request_asks_for_it_once() -> None:
     answers = [each.message for each in job.core.handle(asked, 100.0) if isinstance(each.message, r.Answer)]
     assert [each.is_applied for each in answers] == [True]
     again = job.nodes.says("a", saved=r.Saved("a", 7))
-    assert again.status.asks == asked.status.asks, "its answer is on its way"
+    assert again.status.asks == asked.status.asks, "its answer is on the way"
     assert not [each for each in job.core.handle(again, 100.1) if isinstance(each.message, r.Answer)]
     assert len(job.core.forming.cordons.ledger.excluded) == 1
 
@@ -182,14 +182,14 @@ def test_a_status_that_still_has_a_question_asks_it_once() -> None:
     job.handle(m.Saw("b", 1, ()), 100.0)
     told = job.handle(m.Saw("a", 1, ()), 100.0)
     assert [type(each.message) for each in told] == [m.Compared, m.Compared]
-    assert job.core.handle(job.nodes.says("a"), 100.1) == [], "that was answered"
+    assert job.core.handle(job.nodes.says("a"), 100.1) == [], "already answered"
     looks = job.handle(m.Hangs("a", 1, "no output", 60.0, False), 200.0)
-    assert [type(each.message) for each in looks] == [m.Look, m.Look], "it asks once more"
+    assert [type(each.message) for each in looks] == [m.Look, m.Look], "it asks again"
 
 
 def test_a_node_that_says_twice_that_it_is_ready_before_it_reads_of_its_round_does_not_end_it() -> None:
     job, _ = coordinator(node("a"), node("b"), max_nodes=2)
-    before = job.nodes.earlier["a"]  # it was assigned since
+    before = job.nodes.earlier["a"]  # assigned since then
     twice = Reported(before.node, before.replace(ready_count=before.ready_count + 1))
     assert job.core.handle(twice, 100.1) == [] and job.core.phase is Phase.RUNNING
 
@@ -204,10 +204,10 @@ def test_a_failure_of_the_round_before_that_a_node_still_tells_of_does_not_count
     assert job.core.handle(job.nodes.repeats("a"), 103.0) == []
     told = job.handle(Lost("b", "silent"), 104.0) + job.handle(DeadlinePassed(), 106.0)
     (count,) = {each.message.restart_count for each in told if isinstance(each.message, m.Interrupted)}
-    assert count == 1, "the loss is free, and the failure was paid for"
+    assert count == 1, "the loss is free, and the failure was already charged"
 
 
-# What the log keeps.
+# State that the log keeps.
 
 
 def test_the_log_says_of_which_node_the_leader_was() -> None:
@@ -237,7 +237,7 @@ def applied(sends: list[Any]) -> list[bool]:
     return [each.message.is_applied for each in sends if isinstance(each.message, r.Answer)]
 
 
-# Requests that last, and what follows from them, also under another leader.
+# Requests that outlive a leader, and their effects, also under the next leader.
 LASTING = [ask("b", r.Verb.DRAIN), ask("a", r.Verb.STOP, at_save=True), ask("a", r.Verb.RESTART, at_save=True)]
 
 
@@ -251,11 +251,11 @@ def test_a_request_that_is_accepted_is_kept_in_the_log_with_the_time_that_is_lef
     assert job.core.state(999.0).asks == (asked.replace(deadline_s=0.0),)
     version = job.core.version
     job.core.handle(job.nodes.says(asked.node_id, saved=r.Saved(asked.node_id, 7)), 110.0)
-    assert job.core.version == version, "it is kept once"
+    assert job.core.version == version, "stored once"
 
 
 def continued(job: Job, now: float, gone: str = "") -> Job:
-    """The job under a new leader, to which all nodes of the round have reported."""
+    """The job under a new leader, once all nodes of the round have reported to it."""
     other = Job(Coordinator(job.core.rules, job.core.policy), job.nodes)
     other.core.roster.begin_term(9)
     kept = job.core.state(now)
@@ -279,12 +279,12 @@ def test_a_request_that_was_accepted_is_not_refused_by_the_next_leader_since_its
     for name in "abc":
         other.handle(other.nodes.connects(job.nodes.of[name].node, job.nodes.of[name].past), 100.1)
         if name == "a":
-            assert applied(other.handle(asked, 100.1)) == [], "it says so once more, and has no other answer yet"
+            assert applied(other.handle(asked, 100.1)) == [], "it repeats the request, and has no other answer yet"
     assert other.core.drain.is_on and other.core.drain.leaving.keys() == {"c"}
 
 
 def test_a_coordinator_that_is_cut_off_begins_no_round() -> None:
-    """It would not be agreed on.  Nodes of the round are ready for the next one, as they lost the leader before."""
+    """The round could not be committed.  Nodes are ready for the next one because they lost their leader."""
     job, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)
     other = Job(Coordinator(job.core.rules, job.core.policy), job.nodes)
     other.core.roster.begin_term(9)
@@ -299,7 +299,7 @@ def test_a_coordinator_that_is_cut_off_begins_no_round() -> None:
 
 
 def ends(job: Job) -> list[float]:
-    """When the round ends, at the latest, for what is asked."""
+    """The latest time by which the round ends, for each pending request."""
     drain = job.core.drain
     return [aim.end_at for aim in (*drain.leaving.values(), drain.aim) if aim is not None]
 
@@ -319,14 +319,14 @@ def test_a_restart_that_was_asked_for_and_not_begun_ends_the_round_under_the_nex
     job, _ = coordinator(node("a"), node("b"), max_nodes=2)
     running = dict(job.nodes.of)
     job.handle(ask("a", r.Verb.RESTART), 100.0)
-    job.nodes.of = running  # no node has heard that
+    job.nodes.of = running  # no node has been notified
     other = continued(job, 101.0)
     (cause,) = {each.past.phase for each in other.nodes.of.values()}
     assert other.core.phase is Phase.FORMING and cause is m.NodePhase.STOPPING
 
 
 def test_a_lost_node_is_the_cause_also_if_its_round_is_restarted_on_request_by_the_next_leader() -> None:
-    """Workers fail because the node is gone, so their failures cost nothing."""
+    """Workers fail because the node is gone, so their failures are not charged."""
     job, _ = coordinator(node("a"), node("b"), max_nodes=2)
     past = job.nodes.of["b"].past
     job.handle(ask("b", r.Verb.RESTART), 100.0)
@@ -341,7 +341,7 @@ def test_a_lost_node_is_the_cause_also_if_its_round_is_restarted_on_request_by_t
 
 
 def test_a_restart_that_the_next_leader_carries_out_begins_one_round_though_a_node_is_missing() -> None:
-    """The node that is left is ready, so the next round begins as soon as the last one is over."""
+    """The remaining node is ready, so the next round begins as soon as the current one ends."""
     job, _ = coordinator(node("a"), node("b"), max_nodes=2)
     past = job.nodes.of["b"].past.replace(phase=m.NodePhase.READY)
     job.handle(ask("b", r.Verb.RESTART), 100.0)
@@ -444,9 +444,9 @@ def test_what_the_log_keeps_of_a_job_can_be_read_again() -> None:
     assert state.asks and state.ledger.excluded and state.last_round is not None
     entry = first_entry(7, (), ("a", "b"), ("w",), payload_of(state))
     assert state_in(entry) == state
-    assert [each.node_id for each in voters_in(entry)] == [], "no agent of these is asked for a vote"
+    assert [each.node_id for each in voters_in(entry)] == [], "none of these agents is asked for a vote"
     asked = state.last_round.participants[1].replace(vote_port=9)
     state = state.replace(last_round=state.last_round.replace(participants=(asked, *state.last_round.participants[:1])))
     assert voters_in(first_entry(7, (), ("b",), ("w",), payload_of(state))) == (asked,)
-    assert voters_in(first_entry(7, (), ("a",), ("w",), payload_of(state))) == (), "it can't be asked"
-    assert voters_in(first_entry(7, (), ("b",), ("w",))) == (), "nothing is known of it"
+    assert voters_in(first_entry(7, (), ("a",), ("w",), payload_of(state))) == (), "it cannot be asked"
+    assert voters_in(first_entry(7, (), ("b",), ("w",))) == (), "nothing is known about it"

@@ -1,7 +1,7 @@
-"""No event costs more than what it changes: it visits as much in a small job as in a large one, unless it concerns all.
+"""The cost of an event depends on what it changes, not on the size of the job, unless the event concerns every node.
 
-`kit/costs.py` tells the lives of jobs.  What one agent does, or one worker, costs the same however many there are; what
-happens to all of them costs the same for each of them.
+`kit/costs.py` defines the lives of jobs.  Work by one agent or worker costs the same whatever the size of the job;
+work for all of them costs the same for each.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from aelastic.rdzv.stores.register import Register
 from aelastic.workers.forkserver.preload import Preload
 
 SMALL, LARGE = AGENTS
-# Tables are of powers of two, and a number of more digits is read in more steps.
+# Hash tables grow by powers of two, and larger numbers take more steps to parse.
 STEPS, HELD_BYTES = 15, 1200
 
 EVENTS: dict[type, Any] = {
@@ -45,7 +45,7 @@ EVENTS: dict[type, Any] = {
     hang_rules.HangRules: hang_rules.Event,
     timer_rules.Timers: timer_rules.Event,
 }
-# Cores of which no part grows with the job, nor with the node.
+# Cores that don't grow, either with the job or with the node.
 BOUNDED = {
     Register: "of a few endpoints, as the user gave them",
     Preload: "of a few modules, as the user gave them",
@@ -53,21 +53,21 @@ BOUNDED = {
 
 
 def cores() -> set[str]:
-    """Names of all cores with phases, by their sources."""
+    """Names of all cores that have phases, from their sources."""
     sources = [path.read_text() for path in Path(aelastic.__file__).parent.rglob("*.py")]
     return {name for source in sources for name in re.findall(r"^class (\w+)\(Machine\[", source, re.MULTILINE)}
 
 
 @pytest.fixture(autouse=True)
 def _no_invariants() -> Iterator[None]:
-    """They look at everything, after each event."""
+    """Disables invariants: they visit everything after each event."""
     check_invariants(False)
     yield
     check_invariants()
 
 
 def costs(life: Life, count: int) -> dict[tuple[str, bool], Visits]:
-    """What events cost in a job of so many, by their names."""
+    """Cost of each event by name, in a job with `count` nodes or workers."""
     measured = defaultdict[tuple[str, bool], list[Visits]](list)
     for name, concerns_all, act in life(count):
         measured[name, concerns_all].append(visits(act))
@@ -76,7 +76,7 @@ def costs(life: Life, count: int) -> dict[tuple[str, bool], Visits]:
 
 @pytest.mark.ci
 @pytest.mark.all
-@pytest.mark.timeout(600)  # of thousands of agents
+@pytest.mark.timeout(600)  # thousands of agents
 @pytest.mark.parametrize("life", LIVES)
 def test_what_an_event_costs_for_each_agent_does_not_grow_with_their_number(life: Life) -> None:
     few, many = costs(life, SMALL), costs(life, LARGE)
@@ -114,7 +114,7 @@ def test_a_loop_a_copy_and_a_search_are_seen() -> None:
 
 
 def test_each_core_is_measured_by_each_of_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lives hold in small jobs as well, with the invariants of the cores."""
+    """The lives also work in small jobs, with the cores' invariants enabled."""
     assert cores() == {each.__name__ for each in {*EVENTS, *BOUNDED} if issubclass(each, Machine)}
     check_invariants()
     handled: set[tuple[type, type]] = set()

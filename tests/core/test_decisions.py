@@ -1,4 +1,4 @@
-"""Causes and decisions: each kind has words, and goes to JSON and back; what is damaged or newer is told apart."""
+"""Causes and decisions: each kind has a text and survives JSON; damaged and newer records are distinguished."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = 160
 def test_each_cause_has_a_sentence_that_fits_into_a_line(kind: CauseKind) -> None:
     text = wording.text_of(FULL.replace(kind=kind))
     assert text and text.isprintable() and len(text) <= COLUMNS
-    assert wording.text_of(Cause(kind)).isprintable(), "whatever a peer leaves out"
+    assert wording.text_of(Cause(kind)).isprintable(), "whatever a peer omits"
 
 
 @pytest.mark.words
@@ -76,7 +76,7 @@ def test_what_a_newer_version_has_decided_is_not_known() -> None:
     ],
 )  # fmt: skip
 def test_what_is_damaged_is_refused(damaged: Any) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011  each field says what it is
+    with pytest.raises(ValueError):  # noqa: PT011  each field has its own message
         from_json(damaged)
 
 

@@ -1,4 +1,4 @@
-"""With `--virtual-local-rank` each worker sees one device, its own: which, by what the agent sees."""
+"""`--virtual-local-rank` shows each worker a single device, chosen from the devices that the agent sees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def spec_of(workers: int) -> WorkerSpec:
     return WorkerSpec(entrypoint="train.py", local_world_size=workers, virtual_local_rank=True)
 
 
-# What the variables say, and what CUDA's and AMD's say to each worker; torch heeds AMD's since 2.15.
+# The agent's variables, and what CUDA's and AMD's are for each worker; torch honours AMD's since 2.15.
 @pytest.mark.parametrize(
     "seen, own",
     [
@@ -24,7 +24,7 @@ def spec_of(workers: int) -> WorkerSpec:
         ({CUDA: "3,2,1,0"}, [("3", None), ("2", None)]),
         ({CUDA: "GPU-8932f937-d72c,MIG-1c8e"}, [("GPU-8932f937-d72c", None), ("MIG-1c8e", None)]),
         ({CUDA: "0,0"}, [("0", None), ("0", None)]),
-        ({CUDA: "0,"}, [("0", None), ("", None)]),  # none for the second
+        ({CUDA: "0,"}, [("0", None), ("", None)]),  # no device left for the second
         ({CUDA: ""}, [("", None)]),
         ({CUDA: "-1"}, [("-1", None)]),
         ({HIP: "5, 7"}, [("5", "5"), ("7", "7")]),

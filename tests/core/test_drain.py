@@ -1,4 +1,4 @@
-"""A drain, decided: stories as text (`stories/drains/`), and what these do not show."""
+"""Decisions about drains: stories as text (`stories/drains/`), and the cases they don't show."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_nodes_are_told_what_they_save_for() -> None:
 
 @pytest.mark.parametrize("verb", [Verb.DRAIN, Verb.RESTART, Verb.STOP])
 def test_what_is_asked_again_while_the_round_is_taken_over_is_done_however_long_that_takes(verb: Verb) -> None:
-    story = Told("abc idle")  # some of its nodes have yet to come
+    story = Told("abc idle")  # some of its nodes have not joined yet
     story.tell("a saved notice=4000")
     story.core.handle(Ask("b", "1", verb, "", 60.0, "", at_save=True), story.crew, story.now)
     assert story.core.deadline is not None
@@ -93,7 +93,7 @@ def test_what_is_asked_again_while_the_round_is_taken_over_is_done_however_long_
 
 
 def test_a_drain_whose_time_has_passed_while_ranks_waited_is_over_at_once() -> None:
-    """A deadline that has passed must not stay armed: the leader takes that for a bug, and its agent ends."""
+    """A deadline in the past must not stay armed: the leader treats it as a bug, and its agent exits."""
     story = Told("abc idle")
     story.tell("a saved notice=4000")
     story.core.handle(Ask("b", "1", Verb.DRAIN, "", 1.2, ""), story.crew, story.now)

@@ -1,4 +1,4 @@
-"""The settings of etcd, and what is no cell of a leader there."""
+"""etcd settings, and keys in etcd that are not a leader's cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dead process had to say."""
+"""Why a process ended, from its last output."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class TestWhichOne:
     @pytest.mark.parametrize("where", ["f", "<module>"])
     def test_a_traceback_that_a_message_quotes_is_part_of_the_message(self, message: str, where: str) -> None:
         if (where, message[-2]) == ("<module>", "7"):
-            return  # it may as well be that of a second exception
+            return  # could also belong to a second exception
         cause = found(PLAIN.replace("ValueError: batch is empty\n", message) + QUOTED.format(where))
         assert (cause.headline.startswith("RuntimeError: child failed"), cause.file) == (True, "train.py")
         assert "child.py" in cause.traceback
@@ -192,7 +192,7 @@ class TestWhichOne:
         assert may_be_uncaught(code) is may_be
 
 
-# Text made of the pieces that mean something here reaches further than random characters do.
+# Text built from meaningful pieces reaches more code than random characters do.
 PIECES = st.sampled_from(
     [
         "Traceback (most recent call last):\n",
@@ -253,7 +253,7 @@ DUMP = (
             PLAIN + "Fatal Python error: Aborted\n\n<no Python frame>\n",
             "ValueError: batch is empty (the process then",
         ),
-        # It was handled, or may have been: the interpreter still ran code of the script.
+        # The exception was handled, or may have been: the interpreter still ran the script's code.
         (HANDLED, "killed by signal 6 (SIGABRT): the process aborted itself"),
         (PLAIN + DUMP, "killed by signal 6 (SIGABRT): the process aborted itself"),
         ("terminate called without an active exception\n", "killed by signal 6 (SIGABRT): the process aborted itself"),
@@ -265,7 +265,7 @@ def test_a_process_that_aborts_as_its_interpreter_ends_has_failed_of_the_excepti
     assert noted.message.startswith("known better")
 
 
-# What moves the cursor, rings, hides or turns around; and what no stream can print.
+# Characters that move the cursor, ring, hide or reverse text, and those that no stream can print.
 STIRS = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
 )
@@ -280,7 +280,7 @@ def test_whatever_was_printed_an_exit_that_no_exception_causes_is_told_by_its_co
         assert failure.message == printable(cause.headline)
     elif code == -6 and cause is not None and cause.is_uncaught:
         assert failure.message == printable(f"{cause.headline} (the process then aborted: SIGABRT)")
-    elif failure.message != words:  # a signal that native code raises, or a shell that passes one on
+    elif failure.message != words:  # a signal that native code raises, or that a shell passes on
         assert failure.message.startswith(f"{words}; last output: ") and (code < 0 or code > 128)
     assert not STIRS.search(failure.message + failure.traceback + printable(last_line(text)))
 
@@ -316,7 +316,7 @@ def test_an_uncaught_exception_is_the_cause_whatever_was_handled_before_and_afte
 def test_the_time_is_linear_in_the_tail(unit: str) -> None:
     text = (unit * TAIL_CHARS)[: TAIL_CHARS * 16]
     head = 'Traceback (most recent call last):\n  File "'
-    last_exception(text)  # linear takes some 20 ms, and quadratic in 64 Ki characters minutes
+    last_exception(text)  # 20 ms if linear; minutes for 64 Ki characters if quadratic
     last_exception(head + text[: TAIL_CHARS - 100])
 
 

@@ -1,4 +1,4 @@
-"""The proof at the beginning of a connection, and what is told where it fails."""
+"""The proof at the start of a connection, and the message if it fails."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def meet(client: Handshake, server: Handshake) -> tuple[Tags, Tags]:
 
 
 def refusals(client: Handshake, server: Handshake) -> tuple[str, str]:
-    """What each end says of the other."""
+    """Each end's error about the other."""
     with pytest.raises(ProofError) as at_server:
         server.feed(client.feed(server.feed(client.begin())))
     with pytest.raises(ProofError) as at_client:
@@ -56,7 +56,7 @@ def test_two_ends_with_a_secret_know_each_other_and_have_a_key_for_each_directio
     up, down = [client.sent.tag(body) for body in bodies], [server.sent.tag(body) for body in bodies]
     assert up == [server.received.tag(body) for body in bodies]
     assert down == [client.received.tag(body) for body in bodies]
-    assert len({*up, *down}) == 6, "no tag is that of another place"
+    assert len({*up, *down}) == 6, "no two tags are equal"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_another_version_with_the_secret_is_told_so_on_both_sides() -> None:
 
 
 def test_an_older_agent_is_told_in_words_that_it_understands() -> None:
-    """Version 7, which proves nothing, and knows of no secret."""
+    """Version 7 sends no proof and knows no secrets."""
     hello = json.loads(encode(HELLO)[HEAD_BYTES:])
     hello[1]["protocol"] = 7
     body = json.dumps(hello, separators=(",", ":")).encode()
@@ -140,7 +140,7 @@ def test_an_agent_with_a_secret_hears_that_the_job_has_none() -> None:
 
 
 def test_a_leader_without_a_secret_is_not_waited_for() -> None:
-    """Its record alone says nothing, and a refusal that is not final says that the node may try again."""
+    """Its record alone proves nothing, and a refusal that is not final lets the node try again."""
     other, untrusted = OtherSecret(), NotTrustedError("the cell was not written with this agent's secret")
     assert other.is_new("token", 100.0)
     assert other.judge(untrusted, "c10d at node0", 100.0) is untrusted
@@ -166,7 +166,7 @@ def test_a_proof_for_one_port_is_none_for_another() -> None:
 
 
 def test_what_one_end_said_is_no_proof_of_the_other() -> None:
-    """Reflection: the greeting comes back, and then the proof that was asked for is one's own."""
+    """Reflection attack: the peer echoes the greeting, so the proof that it requests is our own."""
     client = end(NEW, is_client=True)
     mirror = end(NEW, is_client=False)
     said = client.begin()

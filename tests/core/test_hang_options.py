@@ -1,4 +1,4 @@
-"""What of hangs can be asked for, by options and variables, and what is refused."""
+"""Hang detection options and variables, and the values that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which workers hang and which do not, by what was seen of them: the core alone, on a clock of the test's own."""
+"""Which workers hang, judging from samples: the core alone, on a test clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEAD = h.Sample(output=7, cpu_s=1.0, io=9)
 
 
 class Watched:
-    """A core whose deadlines are kept, on a clock of its own."""
+    """A core and its deadlines, on a clock of its own."""
 
     def __init__(self, *ranks: int, **rules: Any) -> None:
         given = {"hang_timeout_s": TIMEOUT_S, "hang_signals": HANG_SIGNALS, **rules}
@@ -36,7 +36,7 @@ class Watched:
         step_s: float | None = None,
         waiting: frozenset[int] = frozenset(),
     ) -> list[h.Verdict]:
-        """The next look, when it is due; one sample is that of rank 0."""
+        """Takes the next look when it is due; a single sample is for rank 0."""
         assert self.core.deadline is not None
         assert self.core.deadline >= self.now + h.INTERVAL_MIN_S
         self.now = self.core.deadline + late_s
@@ -46,7 +46,7 @@ class Watched:
         )
 
     def first(self, samples: Mapping[int, h.Sample] | h.Sample) -> tuple[float, list[h.Verdict]]:
-        """The verdicts of the first look that gives any, and how long it took, with samples that stay the same."""
+        """Returns how long it takes until a look gives verdicts, with unchanging samples, and those verdicts."""
         begin = self.now
         while not (verdicts := self.look(samples)):
             assert self.now < begin + 10 * TIMEOUT_S, "no verdict"
@@ -61,7 +61,7 @@ class Watched:
 @pytest.mark.parametrize("step_s, timeout_s", [(12.0, 60.0), (0.2, 30.0), (400.0, 900.0)])
 def test_a_timeout_in_steps_is_a_multiple_of_the_median_within_limits(step_s: float, timeout_s: float) -> None:
     watched = Watched(hang_timeout_s=None, hang_timeout_steps=5.0)
-    for _ in range(1000):  # before the first step there is none
+    for _ in range(1000):  # before the first step
         assert watched.look(DEAD) == []
     assert watched.core.silence(watched.now) == (0.0, {})
     since = watched.now
@@ -69,14 +69,14 @@ def test_a_timeout_in_steps_is_a_multiple_of_the_median_within_limits(step_s: fl
         assert watched.now < since + 2 * timeout_s
     reason = f"no output, CPU use or IO for {timeout_s:g} s (5 times the median step)"
     assert verdicts == [h.Verdict(0, "hang", reason, is_stopped=True, waited_s=timeout_s)]
-    watched.core.handle(h.Began((0,)), watched.now)  # the next attempt has yet to begin its first step
+    watched.core.handle(h.Began((0,)), watched.now)  # the next attempt has not begun its first step
     for _ in range(1000):
         assert watched.look(DEAD) == []
 
 
 def test_a_worker_that_shows_nothing_hangs_after_the_timeout() -> None:
     took_s, verdicts = Watched().first(h.Sample(output=0, cpu_s=0.0, io=0))
-    assert took_s == TIMEOUT_S + INTERVAL_S  # what the first look shows may have come just before it
+    assert took_s == TIMEOUT_S + INTERVAL_S  # activity seen by the first look may have come just before it
     assert verdicts == [h.Verdict(0, "hang", "no output, CPU use or IO for 60 s", is_stopped=True, waited_s=60.0)]
 
 
@@ -84,7 +84,7 @@ def test_a_worker_that_waits_because_it_is_asked_to_hangs_if_it_shows_nothing_af
     watched = Watched(0, 1)
     for _ in range(30):
         for verdict in watched.look({0: DEAD, 1: DEAD}, waiting=frozenset({0})):
-            assert (verdict.local_rank, watched.now) == (1, 1000.0 + TIMEOUT_S + INTERVAL_S), "the other is judged"
+            assert (verdict.local_rank, watched.now) == (1, 1000.0 + TIMEOUT_S + INTERVAL_S), "the other rank is judged"
     took_s, verdicts = watched.first({0: DEAD, 1: DEAD})
     assert took_s == TIMEOUT_S and [verdict.local_rank for verdict in verdicts] == [0]
 
@@ -293,7 +293,7 @@ def test_each_rule_keeps_its_own_time() -> None:
     assert told == [("stuck", 22.0), ("output", 40.0), ("hang", 62.0)]
 
 
-# Any course of events.
+# Any sequence of events.
 
 
 @given(
@@ -308,7 +308,7 @@ def test_no_verdict_is_early_and_none_is_late_by_more_than_the_looks_are_apart(
     watched = Watched(0, 1, hang_timeout_s=timeout_s, hang_signals=("output",))
     interval_s = max(h.INTERVAL_MIN_S, timeout_s / h.LOOKS_PER_TIMEOUT)
     outputs = [0, 0]
-    since = [watched.now, watched.now]  # the look at which life was seen last
+    since = [watched.now, watched.now]  # when a look last showed activity
     told = [False, False]
     watched.look({0: h.Sample(output=0), 1: h.Sample(output=0)})
     since = [watched.now, watched.now]

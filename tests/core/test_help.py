@@ -1,4 +1,4 @@
-"""The help: one table of commands, of which `--help`, the parsers and the reference are made, and examples that work."""
+"""Help: one table of commands produces `--help`, the parsers and the reference; the examples in it work."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_the_exit_codes_of_a_command_that_asks_an_agent_are_those_of_the_code(na
 
 
 def read_as_the_program_does(words: list[str]) -> Any:
-    """Reads `aelastic …` by the parser that the program would use."""
+    """Parses `aelastic …` with the program's own parser."""
     first, rest = words[0], words[1:]
     if first not in COMMANDS:
         return read_options(words, {})

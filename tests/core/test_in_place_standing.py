@@ -1,4 +1,4 @@
-"""Where the workers of a node stand: what the stories of the worker group do not show."""
+"""Positions of a node's workers relative to a round: cases that the worker group's stories don't show."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_each_recovery_has_the_whole_limit(workers: InPlace) -> None:
 
 
 def test_a_round_that_has_begun_is_not_the_next_one(workers: InPlace) -> None:
-    """Otherwise its end would be taken for the end of a round that workers have not entered."""
+    """Otherwise its end would look like the end of a round that workers have not entered."""
     workers.leave(0.0)
     workers.keep_next(cast("Assigned", SimpleNamespace(round=4)))
     assert workers.is_next(4)

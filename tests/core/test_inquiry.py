@@ -1,4 +1,4 @@
-"""An inquiry is told in `stories/inquiry.txt`; this is by which words it begins, and by which a worker blames a peer."""
+"""`stories/inquiry.txt` covers inquiries; these tests cover the words that start one, and those that blame a peer."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def test_a_time_out_of_a_collective_is_known_by_its_words(message: str, is_one: 
     assert is_collective_timeout(failure("a", 1, message)) == is_one
 
 
-# As torch 2.15 writes it, from its source: nccl2 could not be run here.
+# The format of torch 2.15, from its source: nccl2 could not be run here.
 LOGGED = "[rank0]:[E1129 12:00:00.123456789 ProcessGroupNCCL.cpp:1234] [TC][rank=0][name=default] "
 ABORTS = f"{LOGGED}Aborting process on rank 0 due to "
 TIMED_OUT = [
-    "timeout - timeout watchdog detected operation timeout",  # by its own thread
-    "timeout - collective operation timed out",  # by the next collective
+    "timeout - timeout watchdog detected operation timeout",  # logged by its own thread
+    "timeout - collective operation timed out",  # logged by the next collective
 ]
 LOST_PEER = "error - nccl hit async error: remote process exited or there was a network error"
 HANDLED = 'Traceback (most recent call last):\n  File "train.py", line 3, in load\nOSError: retried\n'

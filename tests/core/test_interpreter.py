@@ -1,4 +1,4 @@
-"""Stacks from a process's memory: of this one, where Python tells the same."""
+"""Stacks read from a process's memory: from this one's, compared with what Python reports."""
 
 from __future__ import annotations
 

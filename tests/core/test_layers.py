@@ -1,4 +1,4 @@
-"""The package keeps its layers: none imports a higher one, no circles, cores import nothing that waits, folders have doors."""
+"""Layers: none imports a higher one, there are no circles, cores never wait, and folders offer names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _name(path: Path) -> str:
 
 
 FILES = {_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-MODULES = [name for name in FILES if name]  # `aelastic/__init__.py` holds names only, imported when used
+MODULES = [name for name in FILES if name]  # `aelastic/__init__.py` only holds names, imported on use
 FOLDERS = [name for name, path in FILES.items() if path.name == "__init__.py"]
 
 
@@ -73,7 +73,7 @@ def nodes_of(module: str) -> list[ast.AST]:
 
 @cache
 def imports_of(module: str) -> frozenset[str]:
-    """What a module imports, early or late, in dotted names; ours begin with `aelastic.`."""
+    """Dotted names of a module's imports, at the top or inside functions; ours begin with `aelastic.`."""
     found = set()
     for node in nodes_of(module):
         if isinstance(node, ast.Import):
@@ -86,12 +86,12 @@ def imports_of(module: str) -> frozenset[str]:
 
 @cache
 def ours_in(module: str) -> set[str]:
-    """Our own modules that a module imports, by their names below `aelastic`."""
+    """Our own modules that a module imports, named relative to `aelastic`."""
     return {name.removeprefix("aelastic.") for name in imports_of(module) if name.startswith("aelastic.")}
 
 
 def offered_by(folder: str) -> list[str] | None:
-    """The modules that others may import, as the folder's `__all__` has them."""
+    """The modules that others may import, from the folder's `__all__`."""
     for node in source_of(folder).tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and "__all__" in ast.unparse(node) and node.value:
             return list(ast.literal_eval(node.value))
@@ -126,7 +126,7 @@ def test_a_core_imports_nothing_that_waits() -> None:
 
 
 def _written_in(node: ast.AST) -> list[ast.expr]:
-    """What a statement assigns to, without the subscripts."""
+    """The targets of an assignment, without subscripts."""
     match node:
         case ast.Assign(targets):
             found = targets
@@ -145,7 +145,7 @@ def _foreign_fields(module: str) -> list[str]:
 
 
 def test_no_part_of_a_core_writes_another_ones_field() -> None:
-    """A part changes by its own methods only: its readers see all that changes it."""
+    """Only a part's own methods change it, so its reader sees everything that does."""
     assert _without_empty({module: _foreign_fields(module) for module in CORE_MODULES}) == {}
 
 
@@ -163,7 +163,7 @@ def test_others_import_only_what_a_folder_offers() -> None:
 
 
 def test_each_file_of_tests_has_a_name_of_its_own() -> None:
-    """pytest collects no two rings together of which both have a file of the same name."""
+    """pytest can't collect two rings that contain a file of the same name."""
     names = [path.name for path in Path(__file__).parents[1].rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
 

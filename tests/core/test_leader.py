@@ -1,4 +1,4 @@
-"""How a leader comes to lead, agrees on entries, and steps down: what the stories (`stories/leader/`) do not show."""
+"""How a leader starts leading, gets entries committed, and steps down: cases that `stories/leader/` doesn't show."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import DOWNWARD, Decoder, encode, from_text, to_text
 
-# What a leader does not do once it leads no longer.
+# Another agent that leads.
 OTHER = leader_at("x", "token of x")
 
 
 def committed(term: Term) -> Entry:
-    """The last entry that the leader knows to be committed."""
+    """The last entry that the leader knows is committed."""
     found = term.leader.log.node.committed
     assert isinstance(found, Entry)
     return found
 
 
 def known(term: Term) -> EntryId | None:
-    """The last entry, as an agent of the same log names it."""
+    """The id of the last entry, for an agent with the same log."""
     return id_of(committed(term))
 
 
 def state(term: Term) -> JobState:
-    """What the log keeps of the job."""
+    """The job state in the log."""
     return state_in(committed(term))
 
 
@@ -83,7 +83,7 @@ def is_over(term: Term) -> bool:
 
 
 def cell(term: Term) -> Cell:
-    """What the endpoint remembers."""
+    """The endpoint's record."""
     assert term.stored is not None
     return term.stored.cell
 
@@ -93,12 +93,12 @@ def proposal(term: Term) -> Entry | None:
 
 
 def mute(term: Term, names: str) -> None:
-    """These nodes accept nothing of what they read, and the endpoint says nothing."""
+    """These nodes accept no entry any more, and the endpoint is silent."""
     term.mute, term.is_cell_silent = {*names}, True
 
 
 def restarts(term: Term, names: str) -> list[Any]:
-    """A worker fails, and all nodes are ready again: the coordinator begins the next round."""
+    """Fails a worker, and makes all nodes ready again: the coordinator begins the next round."""
     term.say(names[0], failed(names[0]))
     return [each for name in names for each in term.say(name, m.Ready(term.node(name)))]
 
@@ -134,9 +134,9 @@ def test_no_second_entry_is_proposed_before_the_first_is_committed() -> None:
     for name in "bc":
         term.say(name, m.Left(name, "SIGTERM"))
     term.say("a", r.Ask("a", "1", r.Verb.CORDON, "a", 0.0, ""))
-    assert proposal(term) == first and term.coordinator.phase is CoordinatorPhase.RUNNING, "what they say waits"
+    assert proposal(term) == first and term.coordinator.phase is CoordinatorPhase.RUNNING, "the messages are queued"
     told = term.speak("b")
-    assert committed(term).number == 3 and of_kind(told, m.Interrupted), "and is heard then"
+    assert committed(term).number == 3 and of_kind(told, m.Interrupted), "and then processed"
     assert state(term).ledger.excluded, "the cordon is the next entry"
 
 
@@ -168,7 +168,7 @@ def test_a_node_that_reconnects_while_an_entry_is_not_committed_reads_its_round_
 
 
 def test_a_node_that_reconnects_while_an_entry_is_not_committed_reads_the_rest_of_its_plan_once_it_is_heard() -> None:
-    """It may have missed that its round is over."""
+    """It may have missed the end of its round."""
     term = running("ab", nodes=(2, 3))
     term.join("c")
     ended, _ = of_kind(term.live_until(term.now + 1.0), m.Interrupted)
@@ -209,12 +209,12 @@ def test_a_leader_votes_itself_once_its_plan_is_in_the_kernels_hands_for_all_tha
     for conn, name in conns.items():
         assert proposal(term) is not None
         term.tell(ev.Flushed(conn, serials[name] - 1))
-        assert proposal(term) is not None, "that was an earlier plan"
+        assert proposal(term) is not None, "that was for an earlier plan"
         told = term.tell(ev.Flushed(conn, serials[name]))
     assert proposal(term) is None and of_kind(told, m.Assigned)
 
 
-# Requests: what was said to be applied is in the log.
+# Requests: once reported as applied, they are in the log.
 
 ASKS = [
     r.Ask("b", "1", r.Verb.CORDON, "c", 0.0, "fans"),
@@ -225,7 +225,7 @@ ASKS = [
 
 
 def keeps(kept: JobState, ask: r.Ask) -> bool:
-    """Whether a request is in the log."""
+    """Whether the log contains a request."""
     if ask.verb is r.Verb.CORDON:
         return [each.host for each in kept.ledger.excluded] == ["host-c"]
     return [each.verb for each in kept.asks] == [ask.verb]
@@ -272,7 +272,7 @@ def test_a_request_to_a_leader_that_is_displaced_is_not_answered_as_applied(ask:
 
 
 def next_leader(term: Term, name: str = "b", **others: Any) -> Term:
-    """The agent of another node campaigns, after the leader has ended; all nodes of the round but that one are there."""
+    """After the leader has ended, another node's agent campaigns; all other nodes of the round are there."""
     before = term.logs[name].replace(leader="", ended=())
     kept = committed(term)
     other = campaigning("abc", kept=kept, by=name, term=term.leader.term + 1, **others)
@@ -329,7 +329,7 @@ def test_a_leader_reads_the_cell_first_and_then_locks_it_for_its_term() -> None:
     term.begin()
     assert term.asked == [ev.ReadCell()] and phase(term) is Phase.CANDIDATE
     term.break_silence()
-    assert [type(each) for each in term.asked] == [ev.ReadCell, ev.WriteCell], "what it writes next is a proposal"
+    assert [type(each) for each in term.asked] == [ev.ReadCell, ev.WriteCell], "its next write is a proposal"
     assert term.written[0] == m.StoredCell(Cell(WORD, None, TERM, term.at.token), term.at)
     assert phase(term) is Phase.LEADING and term.leader.is_cell_ours
 
@@ -354,7 +354,7 @@ def test_the_cell_is_renewed_three_times_a_lease() -> None:
 
 
 def test_a_renewal_whose_answer_was_lost_counts_for_no_later_one() -> None:
-    """It may have been carried out when it was asked for, and the endpoint's vote ends a lease after that."""
+    """The write may have taken effect when it was requested, and the endpoint's vote expires one lease after that."""
     term = running("ab", nodes=(2, 3))
     asked_before, term.has_cell = len(term.asked), False
     while len(term.asked) == asked_before:
@@ -363,7 +363,7 @@ def test_a_renewal_whose_answer_was_lost_counts_for_no_later_one() -> None:
     term.stored, term.has_cell = lost.stored, True
     term.live_until(term.now + 1.0)
     renewals = [each.cell.renewals for each in term.written]
-    assert len({*renewals}) == len(renewals), "no two writes are alike"
+    assert len({*renewals}) == len(renewals), "no two writes are equal"
     assert term.stored is not None and term.stored.cell.renewals > lost.stored.cell.renewals
     assert term.leader.cell.taken_at > asked_at
 
@@ -389,7 +389,7 @@ def test_the_next_renewal_is_due_when_a_third_of_a_lease_is_over_however_late_th
     assert term.leader.cell._asked is not None
     asked_at = term.leader.cell._asked.at
     term.break_silence()
-    assert len(term.asked) == asked + 1, "that was in time"
+    assert len(term.asked) == asked + 1, "the answer was in time"
     term.live_until(asked_at + LEASE_S / 3 - 0.01)
     assert len(term.asked) == asked + 1
     term.live_until(asked_at + LEASE_S / 3)
@@ -415,7 +415,7 @@ def test_a_cell_that_cannot_be_read_is_read_again_after_a_moment() -> None:
 
 
 def test_a_cell_that_cannot_be_written_is_written_again_after_a_moment() -> None:
-    """An endpoint that refuses connections fails at once: it would be asked without end."""
+    """An endpoint that refuses connections fails at once: without a pause, retries would never stop."""
     term = running("ab", nodes=(2, 3))
     term.say("a", failed("a"))
     term.say("a", ready("a"))
@@ -431,7 +431,7 @@ def test_a_cell_that_cannot_be_written_is_written_again_after_a_moment() -> None
 
 @pytest.mark.parametrize("make", [running, voting])
 def test_an_endpoint_that_has_forgotten_all_gets_another_incarnation(make: Callable[..., Term]) -> None:
-    """Else what it has promised to others counts as kept, though it knows nothing of that."""
+    """Otherwise its promises to others would still count, although it has forgotten them."""
     term = make("abc")
     before = committed(term).incarnations
     term.stored = None
@@ -441,7 +441,7 @@ def test_an_endpoint_that_has_forgotten_all_gets_another_incarnation(make: Calla
 
 
 def founding() -> Term:
-    """The first entry of a log is proposed, and the endpoint has yet to answer."""
+    """The first entry of a log is proposed, and the endpoint has not answered yet."""
     term = Term((1, 3), last_call_timeout_s=0.01)
     term.join("a")
     term.is_cell_silent = True
@@ -451,7 +451,7 @@ def founding() -> Term:
 
 
 def test_a_first_entry_is_proposed_anew_where_the_endpoint_has_forgotten_what_it_is_named_after() -> None:
-    """The story behind it: the founder was suspended, and committed it into a memory that another founder had begun."""
+    """The bug: a suspended founder committed its entry to a memory that belonged to another founder."""
     term = founding()
     term.stored = None
     term.break_silence()
@@ -460,7 +460,7 @@ def test_a_first_entry_is_proposed_anew_where_the_endpoint_has_forgotten_what_it
 
 
 def test_a_founder_that_hears_of_another_log_proposes_its_first_entry_again() -> None:
-    """The story behind it: the answer of the endpoint was lost, and meanwhile a node came that knows an older log."""
+    """The bug: the endpoint's answer was lost, and meanwhile a node joined that knows an older log."""
     term = founding()
     older = first_entry(TERM - 1, [], [], ("1d",))
     term.logs["z"] = Node("z", TERM - 1, committed=older)
@@ -470,12 +470,12 @@ def test_a_founder_that_hears_of_another_log_proposes_its_first_entry_again() ->
 
 
 def test_a_founder_gives_no_vote_to_a_voter_of_the_log_that_it_gives_up() -> None:
-    """It keeps its promises there until it has joined under another name, which it does once this agent leads."""
+    """It keeps its promises in that log until it joins under another name, once this agent leads."""
     kept = JobState(round_of(1, TERM, participants("ab"), "a"))
     older = first_entry(TERM, "ab", "ab", ("1d",), payload_of(kept))
     at = m.LeaderAt("x", "x", ("10.0.0.1",), 4000, "t")
     term = Term((2, 2), kept=Node("x", committed=older), at=at, own="x", do_nodes_vote=True, term=TERM + 9)
-    term.leader.host = "host-a"  # in the place of a
+    term.leader.host = "host-a"  # replaces a
     term.logs["b"] = Node("b", TERM, "a", committed=older)
     term.join("b", past=busy())
     assert phase(term) is Phase.LEADING and committed(term).voters == ()
@@ -494,7 +494,7 @@ def test_where_the_store_decides_a_leader_that_finds_another_one_in_the_cell_ste
     term.stored = another_cell(term)
     told = term.live_until(term.now + LEASE_S)
     assert [each.reason for each in of_kind(told, m.Goodbye)] == ["another agent leads the job now"] * 2
-    assert [each.stored for each in of_kind(told, ev.StepDown)] == [term.stored], "its own node connects to that one"
+    assert [each.stored for each in of_kind(told, ev.StepDown)] == [term.stored], "its own node connects to that leader"
     assert of_kind(told, m.Interrupted) == [], "its nodes stay in their round"
 
 
@@ -502,7 +502,7 @@ def test_where_the_store_decides_a_leader_that_finds_another_one_in_the_cell_ste
 def test_where_the_store_decides_a_leader_gives_up_its_log_once_the_leader_of_another_one_renews(
     term_of_other: int,
 ) -> None:
-    """The endpoint has forgotten all, and a new agent has founded another log there, in whatever term."""
+    """The endpoint has lost its data, and a new agent has founded another log there, in any term."""
     term = running("ab", nodes=(2, 3))
     other = first_entry(term_of_other, ["n"], [], ("2e",))
     for renewals in range(2):
@@ -511,7 +511,7 @@ def test_where_the_store_decides_a_leader_gives_up_its_log_once_the_leader_of_an
         if has_stepped_down(term):
             break
     assert [each.reason for each in of_kind(told, m.Goodbye)] == ["another agent leads the job now"] * 2
-    assert of_kind(told, m.Interrupted) == [], "its nodes hear from the other leader"
+    assert of_kind(told, m.Interrupted) == [], "its nodes learn it from the other leader"
 
 
 def test_where_nodes_vote_a_leader_with_a_quorum_takes_the_cell_back_in_a_term_above() -> None:
@@ -533,7 +533,7 @@ def test_a_cell_whose_leader_renews_is_not_locked() -> None:
         term.break_silence()
         term.is_cell_silent = True
         term.live_until(term.now + READ_AGAIN_S)
-    assert term.written == [] and len(term.asked) >= 3, "it reads again, and again"
+    assert term.written == [] and len(term.asked) >= 3, "it keeps reading"
 
 
 def test_a_cell_whose_leader_has_renewed_nothing_for_a_lease_is_locked() -> None:
@@ -620,7 +620,7 @@ def test_nodes_read_whose_votes_the_next_round_waits_for() -> None:
 
 
 def test_a_leader_that_could_only_recover_by_now_steps_down() -> None:
-    """The story behind it: it had a quorum as it began, and could never commit anything with what was left of that."""
+    """The bug: it had a quorum at the start, and could never commit anything with the remaining nodes."""
     term = running("ab", do_nodes_vote=True)
     node = term.leader.log.node
     term.leader.log = term.leader.log.replace(node=node.replace(replaces=("b",)))
@@ -631,9 +631,9 @@ def test_a_leader_that_could_only_recover_by_now_steps_down() -> None:
 
 
 def test_a_candidate_that_needs_the_endpoint_alone_has_a_lease_and_lacks_no_quorum() -> None:
-    """It knows of no voters: what is missing is the endpoint, as the agent says.
+    """It knows no voters, so the agent reports that the endpoint is missing.
 
-    On a network that loses packets, several stores often answer after seconds.
+    On a lossy network, several stores often answer only after seconds.
     """
     term = Term(is_begun=False)
     term.has_cell = False
@@ -666,7 +666,7 @@ def test_a_leader_steps_down_a_lease_after_it_had_a_quorum_and_has_its_side_stop
 
 
 def test_a_write_whose_answer_was_lost_is_contact_with_the_endpoint_once_it_is_read() -> None:
-    """The story behind it: a leader whose first write was carried out stepped down a moment after it led."""
+    """The bug: a leader stepped down right after it began to lead, although its first write had taken effect."""
     cell = LeaderCell("1f", LEASE_S)
     cell.read(100.0)
     cell.on_said(None, 100.1)
@@ -677,7 +677,7 @@ def test_a_write_whose_answer_was_lost_is_contact_with_the_endpoint_once_it_is_r
     cell.on_said(written, 101.4)
     assert cell.has_taken(LEASE_S, 100.2 + LEASE_S) and not cell.has_taken(LEASE_S, 100.3 + LEASE_S)
     again = cell.write(Cell("1f", None, TERM, OTHER.token, 0), OTHER, 101.5).stored
-    assert again != written, "a packet of the lost write may come late"
+    assert again != written, "a packet of the lost write may arrive late"
 
 
 def test_a_leader_hears_a_quorum_in_whatever_its_nodes_say() -> None:
@@ -734,11 +734,11 @@ def test_that_a_leader_steps_down_says_what_it_keeps_of_the_log() -> None:
     assert gone.node.committed == committed(term) and gone.node.accepted == Accepted(proposal(term), TERM)  # type: ignore[arg-type]
 
 
-# While the store that decides is silent, a round goes on.
+# A round continues while the deciding store is silent.
 
 
 def test_a_newcomer_interrupts_no_round_while_the_store_that_decides_is_silent() -> None:
-    """The next round could not begin: workers would stand still until the store is back."""
+    """The next round could not begin: workers would stand idle until the store is back."""
     term = running("ab", nodes=(2, 3))
     term.has_cell = False
     term.live_until(term.now + 2.0)
@@ -749,7 +749,7 @@ def test_a_newcomer_interrupts_no_round_while_the_store_that_decides_is_silent()
 
 
 def test_that_nodes_wait_is_unsaid_once_the_round_that_takes_them_in_is_committed() -> None:
-    """The leader may be lost before that, and the next one is to wait for them."""
+    """The leader may be lost before that, and the next one must wait for them."""
     term = running("ab", nodes=(2, 3))
     assert m.Heartbeat(True) in [each.replace(renewals=0) for each in of_kind(term.join("c"), m.Heartbeat)]
     term.live_until(term.now + 1.0)
@@ -797,7 +797,7 @@ def test_votes_that_come_in_time_are_enough() -> None:
     term.begin()
     term.live_until(term.leader.started + CANDIDACY_S - 0.1)
     term.join("c", past=busy())
-    assert phase(term) is Phase.CANDIDATE, "the end of a leader counts with the endpoint only"
+    assert phase(term) is Phase.CANDIDATE, "the end of a leader counts only together with the endpoint"
     term.join("d", past=busy())
     assert phase(term) is Phase.LEADING
     term.live_until(term.now + CANDIDACY_S)
@@ -805,20 +805,20 @@ def test_votes_that_come_in_time_are_enough() -> None:
 
 
 def reports_term(term: Term, name: str, above: int) -> None:
-    """A node that has campaigned in a higher term, in vain, connects."""
+    """Connects a node that has campaigned in a higher term without success."""
     term.logs[name] = Node(name, term=term.leader.term + above, voted_for=name)
     term.join(name)
 
 
 def test_a_leader_knows_all_terms_of_its_nodes_before_the_first_round_begins() -> None:
-    """Where the store alone decides, a mandate that is given up under a running round may not come back."""
+    """If the store alone decides, a mandate given up during a round may never come back."""
     term = Term((2, 2), is_begun=False)
     term.begin()
     term.is_cell_silent = True
     reports_term(term, "a", above=5)
     assert term.leader.term == TERM + 6
     reports_term(term, "b", above=7)
-    assert term.leader.term == TERM + 6, "it has no mandate to take the next one with"
+    assert term.leader.term == TERM + 6, "it has no mandate to take over the next one"
     term.break_silence()
     assert term.leader.term == TERM + 14 and term.coordinator.round == 1
     term.is_cell_silent = True
@@ -839,7 +839,7 @@ def test_a_leader_whose_store_is_silent_keeps_its_mandate_when_a_node_reports_a_
 
 
 def test_a_candidate_in_a_higher_term_has_no_more_time() -> None:
-    """The story behind it: two candidates outbid each other for minutes, and nobody led."""
+    """The bug: two candidates outbid each other for minutes, and nobody led."""
     term = campaigning("abcd")
     term.has_cell = False
     began = term.now
@@ -910,7 +910,7 @@ def test_a_candidate_that_reads_of_a_newer_entry_starts_from_there() -> None:
 
 
 def test_a_leader_that_reads_of_a_newer_entry_steps_down() -> None:
-    """What its coordinator knows is not what was agreed on."""
+    """The coordinator's state is not what was committed."""
     term = voting("abc")
     newer = next_entry(committed(term), TERM + 1, "abc", "abc", (WORD,), payload=payload_of(state(term)))
     term.logs["c"] = term.logs["c"].replace(committed=newer)
@@ -948,7 +948,7 @@ def test_the_verdict_is_in_the_cell_with_the_next_renewal() -> None:
 
 
 def test_a_candidate_that_reads_a_verdict_in_the_cell_steps_down() -> None:
-    """Its member reads it there."""
+    """Its member reads the verdict there."""
     term = campaigning("abc")
     assert term.stored is not None
     term.stored = term.stored.replace(cell=term.stored.cell.replace(committed=with_verdict()))
@@ -988,7 +988,7 @@ def test_a_verdict_that_a_job_before_has_left_in_the_cell_counts_as_nothing() ->
     assert not has_stepped_down(term)
     term = Term(stored=m.StoredCell(cell, OTHER), gone=frozenset({OTHER.token}), is_begun=False)
     term.begin()
-    assert has_stepped_down(term), "and of this job it would be the end"
+    assert has_stepped_down(term), "and this would end the job"
 
 
 def test_a_verdict_that_was_accepted_and_not_told_is_adopted_by_the_next_leader() -> None:
@@ -1004,7 +1004,7 @@ def test_a_verdict_that_was_accepted_and_not_told_is_adopted_by_the_next_leader(
 
 
 def test_a_leader_with_a_verdict_awaits_the_nodes_of_the_round_that_have_never_come() -> None:
-    """One that is cut off may come late, and nobody else tells it; one that has ended is not awaited."""
+    """A node that was cut off may come back late, and only this leader can tell it; an ended node is not awaited."""
     term = voting("abcd", nodes=(4, 4))
     term.are_plans_flushed = False
     term.mute, term.is_cell_silent = {"c"}, True
@@ -1022,7 +1022,9 @@ def test_a_leader_with_a_verdict_awaits_the_nodes_of_the_round_that_have_never_c
         other.close(name)
     connections = other.leader.connections
     assert connections.is_over and connections.awaited_hosts == "host-c"
-    assert connections.awaited_until == pytest.approx(other.now + LEASE_S + RETURN_S, abs=0.01), "it has led since"
+    assert connections.awaited_until == pytest.approx(other.now + LEASE_S + RETURN_S, abs=0.01), (
+        "counted from when it began to lead"
+    )
     assert of_kind(other.join("c", past=busy()), m.Ended) == [SUCCEEDED]
     other.close("c")
     assert connections.awaited_until == 0.0 and other.leader.has_told_all
@@ -1052,11 +1054,11 @@ def test_what_the_log_keeps_of_a_large_job_with_the_longest_failure_fits_into_a_
     cell = Cell(WORD, before.log, TERM, "t" * 32, 7, before, Accepted(last, TERM))
     addresses = tuple(f"{number}" * 255 for number in range(4))
     stored = m.StoredCell(cell, m.LeaderAt("n" * 64, "n" * 64, addresses, 29400, "t" * 32))
-    assert from_text(to_text(stored)) == stored and len(to_text(stored)) < 1_500_000, "etcd takes no more"
+    assert from_text(to_text(stored)) == stored and len(to_text(stored)) < 1_500_000, "etcd's limit"
     assert state_in(last).verdict == verdict
 
 
-# New voters, and voters that are gone.
+# New voters, and lost voters.
 
 
 def test_a_round_with_new_voters_is_told_to_no_node_before_the_endpoint_has_it() -> None:
@@ -1109,11 +1111,11 @@ def test_a_newcomer_has_a_vote_with_the_next_round_once_the_endpoint_is_back() -
     ids=["its place", "another host", "another address"],
 )
 def test_a_voter_whose_place_another_agent_has_taken_is_gone(host: str, address: str, is_replaced: bool) -> None:
-    """`10.0.0.1` and `host-a` are those of the voter a: one agent has a place."""
+    """`10.0.0.1` and `host-a` belong to voter a, and each agent has a single place."""
     term = campaigning("abcd", by="b", has_listened=True)
     term.leader.log = term.leader.log.replace(node=term.leader.log.node.replace(ended=()))
     term.begin()
-    for name in "cd":  # these are cut off, and have not been replaced
+    for name in "cd":  # cut off, and not replaced
         term.logs.pop(name)
     conn = term.open("n", "10.5.5.5")
     given = m.Node("n", host, "default", 1, address, 29500, vote_port=7)
@@ -1153,14 +1155,14 @@ def test_two_voters_in_one_place_are_not_both_replaced_by_one_agent() -> None:
 
 
 def test_all_agents_are_replaced_and_the_endpoint_remembers_the_job() -> None:
-    """A new agent on each host: the job continues from what the log keeps, with the same round numbers."""
+    """Each host gets a new agent: the job continues from the log, with the same round numbers."""
     entry = first_round("ab")
     cell = Cell(WORD, entry.log, TERM, "token of a", 3, entry)
     stored = m.StoredCell(cell, leader_at("a", cell.leader))
     others: dict[str, Any] = {"own": "x", "do_nodes_vote": True, "term": TERM + 9, "gone": frozenset({cell.leader})}
     term = Term((2, 2), stored=stored, kept=Node("x"), at=m.LeaderAt("x", "x", ("10.0.0.1",), 4000, "t"), **others)
     term.leader.host = "host-a"
-    assert phase(term) is Phase.CANDIDATE, "b may live"
+    assert phase(term) is Phase.CANDIDATE, "b may be alive"
     conn = term.open("y", "10.0.0.2")
     given = m.Node("y", "host-b", "default", 1, "10.0.0.2", 29500, vote_port=7)
     term.reports.connects(given, m.Past(m.NodePhase.READY))
@@ -1174,7 +1176,7 @@ def test_all_agents_are_replaced_and_the_endpoint_remembers_the_job() -> None:
     assert committed(term).parent == entry.id
 
 
-# Once it leads no longer.
+# After it stops leading.
 
 
 def every_event(term: Term) -> list[ev.Event]:
@@ -1226,7 +1228,7 @@ def test_a_node_that_names_a_term_that_no_log_has_counted_to_is_refused() -> Non
 
 @pytest.mark.parametrize("make", [running, voting])
 def test_what_the_endpoint_says_unasked_changes_nothing(make: Callable[..., Term]) -> None:
-    """It is an answer to a question of an earlier term."""
+    """The answer belongs to a question of an earlier term."""
     for event in (ev.CellSaid(None), ev.CellFailed("x")):
         term = make("abc")
         before = committed(term), term.leader.phase, term.leader.term

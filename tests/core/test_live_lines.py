@@ -1,4 +1,4 @@
-"""What goes above a terminal's live rows, and what is in them: lines once, bars with their last state, nothing lost."""
+"""Output above a terminal's live rows, and the rows: each line once, each bar in its last state, nothing lost."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def screen_of(data: bytes) -> list[str]:
 @given(DATA, CUTS, st.booleans())
 def test_a_terminal_shows_the_same_as_without(data: bytes, cuts: list[int], holds_text: bool) -> None:
     data = data.replace(b"\xff", b"")
-    if not holds_text:  # a terminal that is in the middle of a control sequence when a row is erased: pyte mixes them
+    if not holds_text:  # pyte garbles a row that is erased in the middle of a control sequence
         data = data.replace(b"\x1b[31m", b"").replace(b"\x1b[0m", b"")
     lines = lines_of(holds_text=holds_text)
     shown = b"".join(fed(lines, *chunked(data, cuts))) + lines.end()
@@ -175,7 +175,7 @@ def test_whatever_comes_no_row_is_wild_and_the_end_shows_what_was_last(data: byt
     shown += lines.end()
     assert lines.rows == []
     seen = "\n".join(screen_of(shown))
-    if b"\x1b[A" not in shown and b"\x1b[2A" not in shown:  # text that moves the cursor of the terminal itself
+    if b"\x1b[A" not in shown and b"\x1b[2A" not in shown:  # the text itself moves the cursor
         assert all(row in seen for row in last if "\x1b" not in row and "\ufffd" not in row)
 
 

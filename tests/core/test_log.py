@@ -1,4 +1,4 @@
-"""The replicated log: each rule in an example."""
+"""The replicated log: one example per rule."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def status(
 
 
 def campaigning(*followers: str, term: int = 2, node: Node | None = None, has_listened: bool = False) -> Leader:
-    """A candidate that these nodes have answered."""
+    """A candidate that has answers from these nodes."""
     leader = leading.campaign(node or member("a"), term, 1, has_listened=has_listened)
     for name in followers:
         leader = leading.on_connected(leader, name, status(term))
@@ -68,7 +68,7 @@ def must(leader: Leader | None) -> Leader:
 
 
 def proposing(*followers: str, voters: Iterable[str] = "abc") -> Leader:
-    """A leader that has proposed the second entry, and sent nothing yet."""
+    """A leader that has proposed the second entry and sent nothing yet."""
     return leading.propose(must(leading.establish(campaigning(*followers))), voters, voters)
 
 
@@ -144,14 +144,14 @@ def test_more_than_half_of_all_votes_decide_where_a_node_has_two_and_an_endpoint
     "cast, expected",
     [
         (votes("a", ended_followers="b"), Mandate.QUORUM),  # 5a
-        (votes("", ended_followers="ab"), Mandate.NONE),  # nobody lives
+        (votes("", ended_followers="ab"), Mandate.NONE),  # nobody is alive
         (votes("b", ended_leaders="a", endpoints=1), Mandate.QUORUM),  # 5b
         (votes("b", ended_leaders="a"), Mandate.NONE),  # 5b needs the endpoint
         (votes("b", ended_followers="c", ended_leaders="a"), Mandate.QUORUM),  # 5c
         (votes("", ended_leaders="abc", endpoints=1), Mandate.QUORUM),  # 5c, by the endpoint
         (votes("", ended_leaders="abc"), Mandate.NONE),
         (votes("b", replaced="ac", endpoints=1), Mandate.RECOVERY),
-        (votes("b", replaced="ac"), Mandate.NONE),  # the endpoint has to remember
+        (votes("b", replaced="ac"), Mandate.NONE),  # the endpoint must remember
         (votes("", replaced="abc", endpoints=1), Mandate.RECOVERY),
     ],
 )
@@ -436,7 +436,7 @@ def test_a_proposal_is_not_in_a_cell_that_was_written_before_it() -> None:
     leader = must(leading.establish(leader))
     older = leading.cell_for(leader, cell_of(term=2, leader="a"))
     leader = leading.on_cell_written(leading.propose(leader, "abcs", "abcs"), 0, older)
-    assert leading.plan_for(leader, "b") is None, "it is held until the endpoint has it"
+    assert leading.plan_for(leader, "b") is None, "held until the endpoint has it"
 
 
 def test_a_newcomer_joins_without_a_vote_while_the_endpoint_is_silent() -> None:
@@ -484,7 +484,7 @@ def test_a_leader_writes_nothing_while_it_knows_the_committed_entry_by_its_id_al
 
 
 def recovering(has_listened: bool, cell: Cell | None = None, committed: EntryId | None = None) -> Leader:
-    """A new agent that took the slot of b; a and c took their ends along."""
+    """A new agent in b's slot, which also knows that a and c have ended."""
     node = Node("n", replaces=("a", "b", "c"), committed=committed)
     return locked(leading.campaign(node, 1000, 1, has_listened=has_listened), cell or cell_of())
 
@@ -500,7 +500,7 @@ def test_a_recovery_continues_from_the_endpoints_entry_where_nobody_has_the_newe
     leader = recovering(True, committed=lost)
     followed = must(leading.establish(leader))
     assert followed.mandate is Mandate.RECOVERY and followed.node.committed == FIRST
-    assert leading.takes_over(followed, lost) is False, "the lost entry is left behind"
+    assert leading.takes_over(followed, lost) is False, "the lost entry is abandoned"
     assert leading.establish(recovering(False, committed=lost)) is None
 
 
@@ -533,7 +533,7 @@ def test_a_node_without_a_vote_that_reads_its_leaders_end_is_a_witness_for_a_rec
     node = following.follow(Node("s", committed=FIRST.id), "a", 2)
     assert following.on_leader_closed(node, Close.ORDERLY).replaces == ("a",)
     for close in (Close.ABORTED, Close.GOODBYE):
-        assert following.on_leader_closed(node, close).replaces == (), "it may live"
+        assert following.on_leader_closed(node, close).replaces == (), "it may be alive"
     voter = following.on_plan(following.follow(member("b"), "a", 2), Plan(2, True, FIRST.id, None, None))
     ended = following.on_leader_closed(voter, Close.ORDERLY)
     assert (ended.replaces, [each.name for each in ended.ended]) == ((), ["a"]), "it speaks for the leader"
@@ -544,9 +544,11 @@ def test_a_node_follows_a_leader_that_continues_without_an_entry_that_neither_ha
     proposal = after(FIRST, 6)
     plan = Plan(6, is_leading=True, committed=FIRST.id, proposal=proposal, accepted=None)
     assert following.on_plan(node, plan).accepted == Accepted(proposal, 6)
-    assert following.on_plan(node, plan.replace(is_leading=False)).committed == node.committed, "it may yet learn of it"
+    assert following.on_plan(node, plan.replace(is_leading=False)).committed == node.committed, (
+        "it may still learn of it"
+    )
     knowing = node.replace(committed=after(FIRST, voters="ab"))
-    assert following.on_plan(knowing, plan).committed == knowing.committed, "the leader will take over what it has"
+    assert following.on_plan(knowing, plan).committed == knowing.committed, "the leader will adopt it"
 
 
 def test_a_recovery_needs_the_endpoints_vote_for_its_proposal() -> None:
@@ -558,7 +560,7 @@ def test_a_recovery_needs_the_endpoints_vote_for_its_proposal() -> None:
 
 def test_a_term_from_the_clock_is_above_all_others() -> None:
     assert leading.term_from_clock(2_000, 7) == 2_000
-    assert leading.term_from_clock(7, 2_000) == 3_000, "a clock that is wrong, and terms that only ended nodes knew"
+    assert leading.term_from_clock(7, 2_000) == 3_000, "a wrong clock, and terms that only ended nodes knew"
     assert leading.next_term(7) == 8
 
 
@@ -632,7 +634,7 @@ OTHER = first_entry(1000, "st", "st", ("x",))
     "leader, has_other_quorum, expected",
     [
         (must(leading.establish(campaigning("b"))), False, False),
-        (must(leading.establish(campaigning("b"))), True, True),  # both have one: the higher (term, number)
+        (must(leading.establish(campaigning("b"))), True, True),  # both have one: the higher (term, number) wins
         (campaigning(), True, True),
         (campaigning(), False, True),
         (campaigning(node=member("a", committed=first_entry(2000, "a", "ab", ("y",))), term=2001), False, False),
@@ -663,7 +665,7 @@ def test_a_candidate_without_a_quorum_leaves_the_memory_of_an_endpoint_alone() -
     assert not leading.may_write(leader, 0)
 
 
-# States are values.
+# States are immutable values.
 
 
 @pytest.mark.parametrize("make", [campaigning, proposing, founding])

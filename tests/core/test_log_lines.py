@@ -1,4 +1,4 @@
-"""How output is split for the console: prefixes, progress bars, filters; and a file read while it grows."""
+"""How console output is split into lines: prefixes, progress bars, filters, and reading a growing file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ P = b"[default0]:"
 
 
 class Page(Sink):
-    """A sink that keeps what it is shown."""
+    """A sink that records its lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def test_interruptions_lose_no_text(turns: list[tuple[int, bytes]]) -> None:
         assert splitter.end().strip(b"\r\n%d:" % rank) == b""
 
 
-# How much may be shown.
+# How much is taken at once.
 
 
 def takes(splitter: Splitter, chunk: bytes, held: int = 0, *, more: bool = False) -> int:
@@ -231,7 +231,7 @@ def test_a_filter_keeps_no_line_beyond_the_limit(monkeypatch: pytest.MonkeyPatch
     assert splitter.feed(b"x23456789") == b"P:x23456789\n"
 
 
-# A file that grows.
+# Growing files.
 
 
 def pieces(follower: Follower, *, is_ended: bool = False) -> list[bytes]:

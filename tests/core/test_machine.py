@@ -1,4 +1,4 @@
-"""The base of a core: what a bug report shows of it."""
+"""The base class of cores: what it contributes to a bug report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aelastic.base.machine import STORY_EVENT_CHARS_MAX, STORY_EVENTS_MAX, Machi
 
 @dataclass(slots=True)
 class Counter(Machine[str, int]):
-    """Counts letters; two at a time are a bug."""
+    """Counts letters; two at once are a bug."""
 
     phase: str = "counting"
     count: int = 0

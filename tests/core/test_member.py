@@ -1,4 +1,4 @@
-"""A member: stories as text (`stories/member/`), each phase with each event, and what these do not show."""
+"""A member: stories as text (`stories/member/`), each phase with each event, and the cases stories don't show."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ STORIES: dict[Phase, Callable[[], Story]] = {
     Phase.OVER: phases.over,
 }
 SECOND = after(FIRST, *phases.VOTERS)
-ELSEWHERE = first_entry(9, "xy", "xy", ("2f",))  # of another log
+ELSEWHERE = first_entry(9, "xy", "xy", ("2f",))  # from another log
 
 
 def of_kind(actions: list[Any], kind: type) -> list[Any]:
@@ -71,13 +71,13 @@ def of_kind(actions: list[Any], kind: type) -> list[Any]:
 
 
 def statuses(actions: list[Any]) -> list[m.Status]:
-    """What the leader is told."""
+    """The statuses sent to the leader."""
     sent = [each.message for each in of_kind(actions, ev.Send)]
     return [each.status if isinstance(each, m.Hello) else each for each in sent if isinstance(each, m.Hello | m.Status)]
 
 
 def stops(actions: list[Any]) -> list[CauseKind]:
-    """Why the workers are told to stop."""
+    """The reasons given for stopping the workers."""
     told = [each.message for each in of_kind(actions, ev.Deliver)]
     return [each.decision.cause.kind for each in told if isinstance(each, m.Interrupted)]
 
@@ -107,13 +107,13 @@ EVENTS: list[ev.Event] = [
 
 
 def said(story: Story, ready_count: int, left: m.Left | None = None) -> m.Status:
-    """Of a node that has been ready so often, and took part in no round yet."""
+    """The status of a node that has been ready `ready_count` times and has not been in a round yet."""
     known = None if story.core.log is None else status_of(story.core.log)
     return m.Status(NODE, m.Past(m.NodePhase.READY), ready_count, left=left, log=known)
 
 
 def answers(phase: Phase, story: Story) -> dict[type, list[Any]]:
-    """What follows from each event; nothing where nothing is said."""
+    """The actions after each event, without events that have none."""
     log, other = story.core.log, "this node knows another log"
     declined = m.Declined(0, "this agent campaigns") if log is None else m.Declined(log.term, other)
     found: dict[type, list[Any]] = {ev.Campaigned: [ev.Answer(7, declined)]}
@@ -138,7 +138,7 @@ def answers(phase: Phase, story: Story) -> dict[type, list[Any]]:
     return found
 
 
-# Each of these answers one thing that is asked in one phase; whatever was asked may be answered when all is over.
+# Each of these answers a request made in one phase; any answer may still arrive after the end.
 ASKED_IN: dict[type, set[Phase]] = {
     ev.Leading: {Phase.CAMPAIGNING, Phase.OVER},
     ev.LeadershipLost: {Phase.CAMPAIGNING, Phase.OVER},
@@ -186,7 +186,7 @@ def test_the_rules_are_checked_after_each_event() -> None:
 
 
 def test_what_is_submitted_before_there_is_a_connection_is_first_said_in_its_greeting() -> None:
-    """The attempt has just succeeded, and the member does not know yet: a leader refuses what comes before `Hello`."""
+    """The connection is up, but the member does not know yet: a leader rejects anything sent before `Hello`."""
     story = phases.connecting()
     assert story.tell(ev.Submitted(m.Ready(NODE))) == []
     (hello,) = statuses(story.tell(ev.Connected(1)))
@@ -205,14 +205,14 @@ def test_an_agent_campaigns_where_the_cell_names_nobody() -> None:
 
 
 def test_an_agent_connects_to_the_leader_that_the_cell_names_and_campaigns_against_itself() -> None:
-    """It was elected, and its leadership has ended since, or it never heard that it was."""
+    """It was elected, and either its leadership has ended since or it never learned that it was elected."""
     assert phases.searching().tell(ev.CellSaid(stored())) == [ev.Connect(1, BOSS)]
     (action,) = phases.searching().tell(ev.CellSaid(stored("me", TERM)))
     assert isinstance(action, ev.Campaign) and action.highest == TERM
 
 
 def until_campaign(story: Story, cell: m.StoredCell | None, actions: list[Any]) -> ev.Campaign:
-    """Lets time pass, while the endpoint says the same, until the agent campaigns."""
+    """Lets time pass, with the same answer from the endpoint, until the agent campaigns."""
     while not of_kind(actions, ev.Campaign):
         actions = story.pass_deadline()
         if ev.ReadCell() in actions:
@@ -223,7 +223,7 @@ def until_campaign(story: Story, cell: m.StoredCell | None, actions: list[Any]) 
 
 
 def looks(story: Story, renewals: Callable[[], int]) -> float:
-    """An agent that cannot connect to the leader in the cell reads it again and again; gives how long until it campaigns."""
+    """Returns how long an agent that cannot reach the cell's leader rereads the cell before it campaigns."""
     began = story.now
     actions = story.tell(ev.CellSaid(stored(renewals=renewals())))
     while not of_kind(actions, ev.Campaign):
@@ -264,7 +264,7 @@ def test_a_leader_that_has_ended_is_not_connected_to_again_though_the_cell_names
 
 
 def test_a_voter_waits_a_lease_for_a_leader_whose_connection_broke_and_whose_cell_does_not_answer() -> None:
-    story = alone(Close.ABORTED)  # it is connected to again, once
+    story = alone(Close.ABORTED)  # it reconnects once
     story.tell(ev.ConnectFailed(story.core.conn, False, "timed out"))
     began, done = story.now, list[Any]()
     while not of_kind(done, ev.Campaign):
@@ -336,7 +336,7 @@ def test_what_the_endpoint_said_before_it_fell_silent_is_no_reason_to_campaign()
 
 
 def pauses(node_id: str, candidacies: int) -> list[float]:
-    """How long an agent waits after each of several candidacies that find no quorum."""
+    """How long an agent waits after each of several candidacies without a quorum."""
     story, cell, found = phases.campaigning(), stored("", 5), list[float]()
     story.core.node_id = node_id
     for _ in range(candidacies):
@@ -355,11 +355,11 @@ def test_agents_that_find_no_quorum_pause_longer_each_time_and_each_for_another_
 
 
 def test_a_leader_that_was_gone_is_followed_again_in_a_higher_term() -> None:
-    """The machine of the leader was suspended, and nobody else was elected meanwhile."""
+    """The leader's machine was suspended, and nobody else was elected meanwhile."""
     for later, is_followed in ((0, False), (2, True)):
         story, cell = phases.following(), stored()
         story.hear(m.Goodbye("another agent leads the job now", False))
-        story.tell(ev.CellSaid(cell))  # it campaigns itself, in vain
+        story.tell(ev.CellSaid(cell))  # it campaigns itself, without success
         story.tell(ev.LeadershipLost(Node("me", TERM + 1), "me-5", "there is no quorum", lacks_quorum=True))
         actions = story.tell(ev.CellSaid(cell.replace(cell=cell.cell.replace(term=TERM + later))))
         assert [each.leader for each in of_kind(actions, ev.Connect)] == [cell.leader] * is_followed
@@ -376,7 +376,7 @@ def test_a_node_that_gives_up_says_so_if_too_few_nodes_that_vote_could_be_reache
 
 
 def without_quorum(*events: ev.Event) -> Story:
-    """A candidacy has found too few votes, and then the cell has named a leader."""
+    """A candidate without enough votes, after which the cell names a leader."""
     story = phases.campaigning()
     lost = ev.LeadershipLost(Node("me", 5), "me-5", "there is no quorum", lacks_quorum=True)
     story.tell(lost, ev.CellSaid(stored("other", 6)), *events)
@@ -398,7 +398,7 @@ def test_that_too_few_nodes_that_vote_could_be_reached_is_over_once_there_is_a_l
 
 
 def until_given_up(story: Story) -> list[ev.Action]:
-    """Lets time pass; the endpoint does not answer."""
+    """Lets time pass, without an answer from the endpoint, until the agent gives up."""
     actions: list[ev.Action] = []
     while not of_kind(actions, ev.GiveUp):
         actions = story.pass_deadline()
@@ -416,7 +416,7 @@ def test_a_candidate_that_lost_to_another_connects_to_the_leader_that_it_has_rea
 
 
 def test_a_candidate_that_lost_reads_the_cell_before_it_campaigns_again() -> None:
-    """What the cell said before, that nobody leads, is no longer true if it lost to another."""
+    """The cell's earlier content, without a leader, is stale if the candidate lost to another."""
     story = phases.campaigning()
     assert story.tell(ev.LeadershipLost(Node("me", 5), "me-5", "another agent leads the job now")) == [ev.ReadCell()]
     story.now += 2 * PAUSE_S
@@ -432,13 +432,13 @@ def test_a_candidate_that_stops_leading_gives_its_log_back_and_its_own_connectio
     assert story.tell(ev.LeadershipLost(node, "me-5", "another agent leads the job now")) == []
     assert story.node is node and story.core.phase is Phase.FOLLOWING
     assert story.hear(m.Goodbye("another agent leads the job now", False)) == [ev.Disconnect(), ev.ReadCell()]
-    assert story.tell(ev.CellSaid(stored("me", 5))) == [], "it leads no longer"
+    assert story.tell(ev.CellSaid(stored("me", 5))) == [], "it no longer leads"
 
 
 @pytest.mark.parametrize("said", [ev.CellSaid(stored("me", 5)), ev.CellFailed("no answer")])
 @pytest.mark.parametrize("lost", [ev.ConnectionLost(1, "reset", Close.ABORTED), ev.ConnectFailed(1, False, "no way")])
 def test_a_node_whose_own_agent_leads_connects_to_it_again(lost: ev.Event, said: ev.Event) -> None:
-    """Its first connection broke before it had read a plan there."""
+    """Its first connection broke before it read a plan from it."""
     story = phases.campaigning()
     story.tell(ev.Leading(leader_at("me", 5), 5))
     if isinstance(lost, ev.ConnectionLost):
@@ -469,7 +469,7 @@ def test_voters_are_asked_who_leads_while_the_cell_is_silent() -> None:
 
 def test_a_leader_that_has_ended_is_not_believed_to_lead() -> None:
     story = alone()
-    assert story.tell(ev.Declined(TERM, BOSS)) == [], "the voter that says so has yet to see it"
+    assert story.tell(ev.Declined(TERM, BOSS)) == [], "the voter that answered has yet to see it"
     assert story.tell(ev.Declined(TERM + 1, OTHER)) == [ev.Connect(2, OTHER)]
 
 
@@ -529,7 +529,7 @@ def test_a_node_that_has_heard_nothing_for_a_lease_votes_though_its_timer_is_lat
 
 
 def test_a_node_that_has_lost_a_leader_that_may_live_votes_after_a_while() -> None:
-    """Its connection may have been reset, and the leader may be found again."""
+    """Its connection may only have been reset, and it may find the leader again."""
     story = alone(Close.ABORTED)
     story.tell(ev.ConnectFailed(story.core.conn, False, "timed out"))
     story.now += LEASE_S * VOTES_AFTER - 0.01
@@ -539,7 +539,7 @@ def test_a_node_that_has_lost_a_leader_that_may_live_votes_after_a_while() -> No
 
 
 def voting() -> Story:
-    """It has connected to a candidate."""
+    """A member that has connected to a candidate."""
     story = alone()
     story.tell(ev.CellSaid(stored()), ev.Campaigned(7, campaign()), ev.Connected(2))
     return story
@@ -559,13 +559,13 @@ def test_a_voter_says_at_once_that_it_has_accepted_what_is_proposed() -> None:
     story = busy()
     (status,) = statuses(story.hear(RUNS.replace(log=of_log(proposal=SECOND))))
     assert status.log is not None and status.log.accepted == Accepted(SECOND, TERM)
-    assert story.hear(RUNS.replace(log=of_log(proposal=SECOND))) == [], "it has said so"
+    assert story.hear(RUNS.replace(log=of_log(proposal=SECOND))) == [], "it has already reported that"
     (status,) = statuses(story.hear(RUNS.replace(log=of_log(committed=SECOND.id))))
     assert status.log is not None and (status.log.committed, status.log.accepted) == (SECOND, None)
 
 
 def test_a_candidate_that_says_nothing_is_left_soon() -> None:
-    """All voters of a round may have voted for one that froze."""
+    """All voters of a round may have voted for a candidate that froze."""
     story = voting()
     while story.core.phase is Phase.CONNECTING:
         actions = story.pass_deadline()
@@ -578,11 +578,11 @@ def test_a_candidate_that_lost_is_left_when_it_says_so() -> None:
     assert of_kind(story.wait(1.0), ev.Campaign)[0].gone == (BOSS.token, OTHER.token)
 
 
-# A look at the cell beside a leader that says nothing.
+# A look at the cell while the leader is silent.
 
 
 def looking() -> Story:
-    """Its connection was reset, and it has connected again to a leader that has not answered yet."""
+    """Its connection was reset, and the leader has not answered on the new one yet."""
     story = alone(Close.ABORTED)
     story.tell(ev.Connected(2))
     assert story.pass_deadline() == [ev.ReadCell()] and story.now == pytest.approx(100.0 + LOOK_S)
@@ -591,7 +591,7 @@ def looking() -> Story:
 
 def test_a_node_that_waits_for_a_plan_goes_where_the_cell_names_a_newer_leader() -> None:
     assert looking().tell(ev.CellSaid(stored("other", TERM + 1))) == [ev.Connect(3, OTHER)]
-    assert looking().tell(ev.CellSaid(stored("other", TERM))) == [], "that is no newer one"
+    assert looking().tell(ev.CellSaid(stored("other", TERM))) == [], "that leader is not newer"
 
 
 def test_a_node_that_waits_for_a_plan_leaves_a_leader_that_has_resigned() -> None:
@@ -655,10 +655,10 @@ def test_a_connection_that_was_reset_is_made_again_once() -> None:
         conn = story.core.conn
         assert story.lose_leader(Close.ABORTED) == [ev.Connect(conn + 1, BOSS)]
         story.tell(ev.Connected(conn + 1))
-        assert story.lose_leader(Close.ABORTED) == [ev.ReadCell()], "that was reset, too"
+        assert story.lose_leader(Close.ABORTED) == [ev.ReadCell()], "the new connection was reset as well"
         story.tell(ev.CellSaid(stored(renewals=1)), ev.Connected(conn + 2))
         story.hear(RUNS)
-        assert story.core.phase is Phase.FOLLOWING, "so it may be made again the next time"
+        assert story.core.phase is Phase.FOLLOWING, "so it may reconnect the next time"
 
 
 def test_a_node_that_was_given_up_connects_again_at_once() -> None:
@@ -697,7 +697,7 @@ def test_after_this_process_was_stopped_the_leader_has_time_to_be_heard() -> Non
 
 
 def cut_off(story: Story, until: float) -> list[tuple[float, CauseKind]]:
-    """Lets time pass in which nothing comes through; gives when workers are told to stop, and why."""
+    """Lets time pass without any messages; returns when and why workers must stop."""
     told: list[tuple[float, CauseKind]] = []
     candidate_until, actions = math.inf, list[Any]()
     while True:
@@ -737,7 +737,7 @@ def test_a_node_that_may_not_campaign_stops_its_workers_by_itself() -> None:
 
 @pytest.mark.parametrize("is_candidate", [True, False])
 def test_what_is_no_word_of_a_leader_does_not_keep_the_workers(is_candidate: bool) -> None:
-    """A candidate that does not lead yet, and a port that takes connections, as that of a suspended process does."""
+    """A candidate that does not lead yet, or a port that accepts connections, as a suspended process's does."""
     story = alone()
     story.tell(ev.Campaigned(7, campaign()), ev.Connected(2))
     candidates = m.Plan(TERM + 1, LEASE_S, of_log(TERM + 1, is_leading=False))
@@ -784,7 +784,7 @@ def test_a_job_that_was_seen_in_the_cell_before_its_verdict_is_this_nodes() -> N
 
 
 def test_a_verdict_of_a_job_before_this_one_is_campaigned_against() -> None:
-    """A scheduler has requeued it under its id."""
+    """A scheduler has requeued the job under the same id."""
     story, cell = phases.searching(), stored(committed=verdict_after(FIRST))
     (action,) = story.tell(ev.CellSaid(cell))
     assert action == ev.Campaign(Node("me"), TERM, True, (), story.core.sight.seen, FIRST.log)
@@ -838,14 +838,14 @@ def test_a_node_joins_a_leader_of_another_log_under_a_new_name() -> None:
 
 
 def test_a_node_does_not_go_over_to_the_log_of_a_candidate() -> None:
-    """It connects where the cell names one, which may never lead: what this node has promised in its own log stays."""
+    """It connects to the candidate named in the cell, which may never lead: its promises in its own log stay valid."""
     story = alone()
     story.tell(ev.CellSaid(stored("other", TERM + 1)), ev.Connected(story.core.conn))
     story.hear(m.Plan(TERM + 1, LEASE_S, of_log(TERM + 1, is_leading=False, committed=ELSEWHERE)))
     assert (story.node.name, story.node.committed) == ("me", FIRST) and story.core.phase is Phase.CONNECTING
 
 
-# What no leader would read.
+# Messages that a leader would reject.
 
 DRAIN = r.Ask("me", "me-1", r.Verb.DRAIN, "", 60.0, "spot")
 
@@ -936,7 +936,7 @@ def test_what_a_node_wants_to_see_is_asked_for_with_the_first_plan_and_again_unt
 
 
 def test_a_node_that_is_ready_for_a_round_that_was_assigned_meanwhile_is_not() -> None:
-    """The two crossed: its supervisor has yet to read of the round."""
+    """The messages crossed: its supervisor has not read of the round yet."""
     story = busy()
     assert story.tell(ev.Submitted(m.Ready(NODE, after=0))) == []
     assert story.core.state.phase is m.NodePhase.BUSY

@@ -1,4 +1,4 @@
-"""Numbers of a run: what is counted, and that Prometheus can read it."""
+"""Metrics of a run: what they count, and that Prometheus can parse them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def spawning() -> ev.Changed:
 
 
 class Told:
-    """State and metrics of a run."""
+    """The state and the metrics of a run."""
 
     def __init__(self) -> None:
         self.state, self.metrics = RunState(), RunMetrics({"version": "0", "python": "3"})
@@ -53,7 +53,7 @@ def exposed(told: Told, **others: Any) -> dict[str, float]:
 
 
 def told(*events: Any) -> Told:
-    """What is told of a run in which these happened, a second apart."""
+    """The metrics of a run with these events, one second apart."""
     run = Told()
     for now, event in enumerate(events):
         run.tell(event, float(now))
@@ -304,7 +304,7 @@ def spent(*events: Any, at: float) -> dict[str, float]:
             9.0,
             {"starting": 2 + 1, "trained": 1 + 5},
         ),
-        # Of the four steps of the last second, two are made for the second time.
+        # Two of the last second's four steps are repeats.
         (
             (
                 BEGAN, spawning(), STARTED, PROGRESSED[1], PROGRESSED[5], FAILED, ev.Restarting("failure", decided.restart(), 1),

@@ -1,4 +1,4 @@
-"""The list of mutants: how their diffs are read and applied, what a change reaches, what is recorded."""
+"""The list of mutants: reading and applying their diffs, finding what a change affects, recording results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node says of itself to a leader that may know nothing of it, and what is new to it in a plan."""
+"""What a node tells a leader that may know nothing about it, and which parts of a plan are new to it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def assigned(round_: int = 1, term: int = 4) -> m.Assigned:
 
 
 def ready(**others: Any) -> NodeState:
-    """A node that waits for its first round."""
+    """A node waiting for its first round."""
     state = NodeState()
     state.submit(m.Ready(NODE.replace(**others)), 0.0)
     return state
 
 
 def plan(*decisions: m.LeaderMessage, term: int = 4) -> m.Plan:
-    """The plan of a node about which this is decided."""
+    """A node's plan after these decisions."""
     found = m.Plan(term, 5.0)
     for each in decisions:
         found = changed(found, each)
@@ -66,7 +66,7 @@ def test_workers_that_waited_for_a_round_have_opted_in_to_it(starts: m.Starts) -
 STOPPED = m.Interrupted(1, decided.lost("n2", "silent for 5 s"), 0)
 NOTICE = r.Notice(4001, 1, r.Stage.FREEZE, kill_s=60.0)
 DRAIN = r.Ask("me", "me-1", r.Verb.DRAIN, "", 60.0, "spot")
-# Each decision, and the node that it is about.
+# Each decision, and a node that it applies to.
 DECISIONS: list[tuple[Any, m.LeaderMessage]] = [
     (ready, assigned()),
     (ready, m.Waiting("1 of 2 nodes are ready")),
@@ -120,7 +120,7 @@ def test_the_round_of_an_older_plan_is_not_taken_part_in_again() -> None:
     state = busy()
     assert state.follow(RUNS.replace(interrupted=STOPPED), 1.0) == [STOPPED]
     state.submit(m.Ready(NODE), 2.0)
-    assert state.follow(RUNS.replace(interrupted=STOPPED), 2.0) == [], "its status was on its way"
+    assert state.follow(RUNS.replace(interrupted=STOPPED), 2.0) == [], "its status was on the way"
     assert state.past.phase is m.NodePhase.READY
     second = assigned(2)
     assert state.follow(plan(second), 3.0) == [second] and state.round == 2
@@ -128,7 +128,7 @@ def test_the_round_of_an_older_plan_is_not_taken_part_in_again() -> None:
 
 
 def test_a_restart_is_charged_to_the_round_however_many_were_charged_in_a_log_before() -> None:
-    """The story behind it: a log that began anew counts from 0, and a node remembered a restart of the log before."""
+    """The bug: a new log counts from 0, while a node remembered a restart charged in the previous log."""
     state = ready()
     state.follow(plan(assigned().replace(restart_count=1)), 0.0)
     state.submit(m.Ready(NODE), 0.0)
@@ -177,7 +177,7 @@ def test_how_long_a_cordon_lasts_is_not_news_and_another_cordon_is() -> None:
 def test_another_leader_counts_cordons_and_questions_anew() -> None:
     state, cordon = ready(), r.Cordoned("row 3", 3600.0, 1)
     state.follow(plan(cordon), 0.0)
-    assert state.follow(plan(cordon, term=5), 1.0) == [cordon], "the first that the next leader has cordoned"
+    assert state.follow(plan(cordon, term=5), 1.0) == [cordon], "the first cordon by the next leader"
     state, look = busy(), m.Look(1, "no output", 1)
     state.follow(RUNS.replace(look=look), 0.0)
     assert state.follow(RUNS.replace(look=look, term=5), 1.0) == [look]
@@ -187,9 +187,9 @@ def test_a_notice_that_leaves_less_time_is_news_and_the_same_one_is_not() -> Non
     state = busy()
     assert state.follow(RUNS.replace(notice=NOTICE), 100.0) == [NOTICE]  # killed at 160
     assert state.follow(RUNS.replace(notice=NOTICE.replace(kill_s=50.0)), 110.0) == []
-    assert state.follow(RUNS.replace(notice=NOTICE.replace(kill_s=90.0)), 110.0) == [], "later changes nothing"
+    assert state.follow(RUNS.replace(notice=NOTICE.replace(kill_s=90.0)), 110.0) == [], "a later time changes nothing"
     just_now = NOTICE.replace(kill_s=50.0 - EARLIER_S / 2)
-    assert state.follow(RUNS.replace(notice=just_now), 110.0) == [], "by the time on the way"
+    assert state.follow(RUNS.replace(notice=just_now), 110.0) == [], "it differs only by the transit time"
     sooner = NOTICE.replace(kill_s=20.0)
     assert state.follow(RUNS.replace(notice=sooner), 110.0) == [sooner]
     assert state.follow(RUNS.replace(notice=sooner.replace(kill_s=10.0)), 120.0) == []
@@ -206,7 +206,7 @@ def test_the_next_stage_of_a_notice_is_news() -> None:
     none = NOTICE.replace(stage=r.Stage.NONE)
     assert state.follow(RUNS.replace(notice=none), 103.0) == [none]
     status = state.status_at(103.0)
-    assert (status.frozen, status.saved) == (None, None), "it was called off"
+    assert (status.frozen, status.saved) == (None, None), "it was cancelled"
 
 
 def test_an_answer_is_read_once_and_its_request_is_not_said_again() -> None:
@@ -227,11 +227,11 @@ def test_a_request_that_lasts_is_said_until_it_is_done_and_its_answer_is_read_on
     (again,) = state.status_at(10.0).asks
     assert (again.ask_id, again.deadline_s) == ("me-1", 50.0)
     refused = RUNS.replace(term=5, answers=(r.Answer("me-1", False, "too late"),))
-    assert state.follow(refused, 11.0) == [], "no other leader refuses what one has accepted"
+    assert state.follow(refused, 11.0) == [], "no other leader refuses a request that one has accepted"
     state.follow(plan(STOPPED), 12.0)
     state.submit(m.Ready(NODE), 13.0)
     state.follow(plan(assigned(2)), 14.0)
-    assert state.status_at(14.0).asks == (), "the next round began without it, so it was done"
+    assert state.status_at(14.0).asks == (), "the next round began without it, so it was carried out"
 
 
 def test_a_refusal_ends_a_request_that_would_last() -> None:
@@ -257,7 +257,7 @@ def test_of_very_many_requests_the_last_are_said() -> None:
 
 
 def test_a_round_of_a_later_term_is_newer_though_its_number_is_not() -> None:
-    """The log may have been founded anew, and counts from the beginning."""
+    """The log may have been founded again, and then counts from the beginning."""
     state = busy()
     state.follow(plan(STOPPED), 1.0)
     state.submit(m.Ready(NODE), 2.0)
@@ -292,7 +292,7 @@ def test_a_node_whose_workers_ended_that_were_started_ahead_starts_others_once_i
 
 
 def test_a_node_that_could_not_start_workers_ahead_says_so_again_where_it_is_told_again() -> None:
-    """It has a new connection, or a new leader, which waits for its answer."""
+    """A new connection or a new leader waits for its answer."""
     state = ready()
     state.follow(EMPTY.replace(starts_ahead=1), 1.0)
     state.submit(m.Prepared("me", m.Starts.COLD), 2.0)
@@ -324,7 +324,7 @@ def test_a_node_that_hangs_asks_by_number_and_answers_by_the_number_of_the_quest
     state.submit(m.Ready(NODE), 5.0)
     state.follow(plan(assigned(2)), 6.0)
     status = state.status_at(6.0)
-    assert (status.question, status.places) == (None, None), "they were of the round before"
+    assert (status.question, status.places) == (None, None), "they belonged to the round before"
 
 
 def test_a_node_counts_how_often_it_was_ready() -> None:
@@ -351,7 +351,7 @@ def test_a_node_says_for_how_long_it_has_been_without_a_leader() -> None:
     assert state.past_at(10.0).alone_s == 0.0
     state.on_alone(10.0)
     state.on_alone(12.0)
-    assert state.past_at(15.0).alone_s == 5.0, "since it lost the last one that led"
+    assert state.past_at(15.0).alone_s == 5.0, "since it lost the last leader"
     state.on_welcome(is_new=True)
     assert state.past_at(20.0).alone_s == 0.0
 

@@ -1,4 +1,4 @@
-"""Callbacks for other people's training loops, with stand-ins for these: the order of calls is theirs."""
+"""Callbacks for other projects' training loops, run with stand-ins that make the same calls in the same order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aelastic.training.notice import callbacks
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens; the third step is due."""
+    """Records what happens; a save is due at the third step."""
     told: list[str] = []
 
     def due() -> bool:

@@ -1,4 +1,4 @@
-"""Notices of an interruption: the options, and the lines of files and commands that tell of one."""
+"""Interruption notices: the options, and the lines in notice files and from notice commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPUs near a GPU: what is refused, with the reason, and shares that never overlap."""
+"""CPUs near a GPU: refusals and their reasons, and shares that never overlap."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_exclusive_shares_of_a_node_are_whole_cores_and_never_overlap(
 ) -> None:
     given = machine(sockets=1, nodes=1, cores=7, gpu_nodes=(0, 0, 0))
     first, *others = our_cpus("exclusive", given, given.write(tmp_path), monkeypatch)[:3]
-    assert first == frozenset({0, 1, 2, 7, 8, 9})  # the first has one core more
+    assert first == frozenset({0, 1, 2, 7, 8, 9})  # the first one gets one more core
     assert others == [frozenset({3, 4, 10, 11}), frozenset({5, 6, 12, 13})]
     shares = [first, *others]
     assert not any(one & two for one, two in itertools.combinations(shares, 2) if one and two)

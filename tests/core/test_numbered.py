@@ -1,4 +1,4 @@
-"""Nothing is read from a sentence: with numbers in the place of all sentences about decisions, the stories go the same way."""
+"""No code reads a sentence: with every decision's text replaced by a number, the stories stay the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kit.stories.files import changes
 from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.decisions.cause import Cause
 
-pytestmark = pytest.mark.words  # it makes numbers of them itself
+pytestmark = pytest.mark.words  # replaces the texts itself
 
 
 @pytest.mark.parametrize("path", every.CORE, ids=lambda path: path.stem)
@@ -41,12 +41,12 @@ def test_what_is_found_out_by_searching_a_sentence_is_noticed(monkeypatch: pytes
     found = [path.stem for path in every.CORE if changes(path, every.CORE[path])]
     with numbered():
         noticed = {path.stem for path in every.CORE if changes_or_error(path)}
-    assert found == [], "the sentence says it, for now"
+    assert found == [], "for now the text contains it"
     assert {"coordinator", "policy", "takeover", "run_events"} <= noticed
 
 
 def changes_or_error(path: Path) -> str:
     try:
         return changes(path, every.CORE[path])
-    except Exception as error:  # noqa: BLE001  a core may refuse what follows from a wrong answer
+    except Exception as error:  # noqa: BLE001  a core may reject the effects of a wrong answer
         return str(error)

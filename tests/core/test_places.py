@@ -1,4 +1,4 @@
-"""Which ranks hang: places compared, and stacks folded into places."""
+"""Which ranks hang: places are compared, and stacks are folded into places."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_of_a_backward_pass_the_threads_are_looked_at() -> None:
     place = place_of(Place(0, "n0", 7, state="lock"), [Thread("MainThread", (BACKWARD, LINE), is_main=True), *others])
     assert place.group == "all_gather_into_tensor (train.py:130)"
     beside = place_of(Place(0, "n0", 7, state="lock"), [Thread("MainThread", (LINE,), is_main=True), *others])
-    assert beside.collective == "", "a thread of the user's own does not hold the main one"
+    assert beside.collective == "", "a user's own thread does not affect the main one"
 
 
 def test_what_was_only_asked_for_is_not_called_a_hang() -> None:

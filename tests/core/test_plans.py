@@ -1,4 +1,4 @@
-"""Plans of nodes: what was decided about each, whole."""
+"""Plans of nodes: everything decided about each node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STOPPED = m.Interrupted(1, decided.restart(1, 3, decided.failed(4)), 1)
 NOTICE = r.Notice(4001, 1, r.Stage.FREEZE, kill_s=60.0)
 CORDON = r.Cordoned("row 3", 3600.0, 1)
 ANSWER = r.Answer("a-1", True, "cordoned")
-# Each decision, and what it makes of a plan that is empty.
+# Each decision, and its effect on an empty plan.
 DECISIONS: list[tuple[m.LeaderMessage, dict[str, Any]]] = [
     (ASSIGNED, {"assigned": ASSIGNED}),
     (STOPPED, {"interrupted": STOPPED}),
@@ -48,7 +48,7 @@ def test_each_field_of_a_plan_has_a_decision_here() -> None:
 @pytest.mark.parametrize("decision, made", DECISIONS, ids=lambda each: type(each).__name__)
 def test_a_decision_is_part_of_the_plan_from_then_on(decision: m.LeaderMessage, made: dict[str, Any]) -> None:
     assert changed(EMPTY, decision) == EMPTY.replace(**made)
-    assert changed(changed(EMPTY, decision), decision) == EMPTY.replace(**made), "twice is once"
+    assert changed(changed(EMPTY, decision), decision) == EMPTY.replace(**made), "applying it twice changes nothing"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_with_a_round_all_that_was_said_of_the_one_before_is_void_but_answers_an
 
 def test_with_the_end_of_a_round_the_next_is_waited_for_and_an_interruption_stays_announced() -> None:
     ended = STOPPED.replace(round=2)
-    # A node that came back may have been told to start workers before it is told why that round had ended.
+    # A node that came back may have been told to start workers before it learned why its round had ended.
     kept = {"notice": NOTICE, "answers": WHOLE.answers, "starts_ahead": WHOLE.starts_ahead}
     assert changed(WHOLE, ended) == EMPTY.replace(interrupted=ended, **kept)
 
@@ -88,7 +88,7 @@ def test_a_round_that_ends_before_a_node_has_read_that_it_began_is_told_with_its
 
 def test_the_end_of_a_round_may_have_another_cause_after_all() -> None:
     free = m.Interrupted(1, LOST, 0)
-    assert changed(WHOLE, free) == WHOLE.replace(interrupted=free), "what was said since stays"
+    assert changed(WHOLE, free) == WHOLE.replace(interrupted=free), "later decisions stay"
 
 
 def test_a_question_is_over_once_it_is_answered() -> None:
@@ -104,7 +104,7 @@ def test_an_answer_that_changes_is_told_once_and_the_last_answers_are_kept() -> 
     assert len(plan.answers) == ANSWERS_MAX and plan.answers[-1].ask_id == f"b-{2 * ANSWERS_MAX - 1}"
 
 
-# Of many nodes.
+# Several nodes.
 
 
 def test_plans_that_have_changed_are_sent_once_in_the_order_of_their_changes() -> None:
@@ -114,9 +114,9 @@ def test_plans_that_have_changed_are_sent_once_in_the_order_of_their_changes() -
     of.change("b", m.Waiting("y"), 0.0)
     assert of.take_changed() == ["b", "a"] and of.take_changed() == []
     of.change("a", m.Waiting("x"), 0.0)
-    assert of.take_changed() == [], "it says the same"
+    assert of.take_changed() == [], "nothing new"
     of.send_again("a")
-    assert of.take_changed() == ["a"], "on another connection it is all new"
+    assert of.take_changed() == ["a"], "on another connection everything is new"
     assert of.of("a", 0.0).waiting == m.Waiting("x")
 
 
@@ -136,10 +136,10 @@ def test_how_long_an_interruption_and_a_cordon_take_is_said_as_of_now() -> None:
     assert (said.notice.kill_s, said.cordoned.again_s) == (40.0, 3590.0)
     said = of.of("a", 10_000.0)
     assert said.notice is not None and said.cordoned is not None
-    assert (said.notice.kill_s, said.cordoned.again_s) == (0.0, 0.0), "over"
+    assert (said.notice.kill_s, said.cordoned.again_s) == (0.0, 0.0), "the time is over"
     of.change("a", m.Waiting("x"), 130.0)
     said = of.of("a", 130.0)
-    assert said.notice is not None and said.notice.kill_s == 30.0, "another decision does not make it longer"
+    assert said.notice is not None and said.notice.kill_s == 30.0, "another decision does not extend it"
     of.change("a", NOTICE.replace(stage=r.Stage.SAVE, kill_s=20.0), 140.0)
     said = of.of("a", 150.0)
     assert said.notice is not None and said.notice.kill_s == 10.0
@@ -187,14 +187,14 @@ def test_a_plan_that_is_to_be_sent_once_more_says_the_same() -> None:
     before = of.of("a", 1.0)
     of.take_changed()
     of.send("a")
-    assert of.take_changed() == ["a"] and of.of("a", 1.0) == before, "it has read of its round"
+    assert of.take_changed() == ["a"] and of.of("a", 1.0) == before, "it has read about its round"
 
 
 def test_a_plan_says_which_round_has_ended_only_to_a_node_that_has_yet_to_read_of_it() -> None:
     of = plans()
     of.change("a", ASSIGNED, 1.0)
     of.change("a", STOPPED, 1.0)
-    assert of.of("a", 1.0).assigned == ASSIGNED, "it ended as soon as it had begun"
+    assert of.of("a", 1.0).assigned == ASSIGNED, "the round ended as soon as it had begun"
     of.on_sent("a")
     of.change("a", ASSIGNED.replace(round=2), 2.0)
     of.on_sent("a")
@@ -203,7 +203,7 @@ def test_a_plan_says_which_round_has_ended_only_to_a_node_that_has_yet_to_read_o
 
 
 def test_a_node_that_waits_is_in_no_round() -> None:
-    """It came back and knew nothing of the round that it had been assigned to: it would start workers for it."""
+    """It came back without knowing the round it had been assigned to, and would start workers for it."""
     of = plans()
     of.change("a", ASSIGNED, 1.0)
     of.send_again("a")

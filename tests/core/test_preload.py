@@ -1,4 +1,4 @@
-"""The life of a fork server, as its core decides it."""
+"""The lifecycle of a fork server, as its core decides it."""
 
 from __future__ import annotations
 
@@ -158,10 +158,10 @@ def test_what_was_learned_holds_for_the_same_command_and_script_only(tmp_path: P
 
     os.utime(script, (1, 1))
     assert kept(*words).read() == ()
-    kept(*words).write(("json",))  # the last one to learn
+    kept(*words).write(("json",))  # the last one to learn wins
     assert kept(*words).read() == ("json",)
     (tmp_path / "imports.json").unlink()
-    (tmp_path / "imports.json").mkdir()  # as with a full disk, nothing is kept, and nothing left behind
+    (tmp_path / "imports.json").mkdir()  # as with a full disk: nothing is kept, and nothing left behind
     kept(*words).write(("json",))
     assert [path.name for path in tmp_path.iterdir() if path != script] == ["imports.json"]
     (tmp_path / "imports.json").rmdir()

@@ -1,4 +1,4 @@
-"""How far workers are: what is found in their output, the pace, and how it is shown."""
+"""Progress of workers: steps found in their output, the pace, and how it is shown."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ AT = ev.Progressed(1, 0, 4, 250, 1000, 2.5, 300.0)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-# What is found.
+# Matching.
 
 
 @given(st.lists(st.integers(1, 900), min_size=1, max_size=9), st.sampled_from(["\n", "\r", "\r\n"]), st.integers(1, 40))
@@ -64,7 +64,7 @@ def test_steps_are_numbers_with_or_without_a_last_one(pattern: str, line: bytes,
 def test_a_number_that_may_not_be_whole_counts_once_something_follows_it() -> None:
     matcher = ProgressMatcher(r"step (\d+)")
     matcher.feed(b"step 1249\nstep 12")
-    assert [matcher.step for _ in range(3)] == [(1249, None)] * 3, "however often somebody looks"
+    assert [matcher.step for _ in range(3)] == [(1249, None)] * 3, "however often it is read"
     matcher.feed(b"50")
     assert matcher.step == (1249, None)
     matcher.feed(b" loss")
@@ -110,7 +110,7 @@ def test_of_a_line_without_end_no_more_than_a_piece_is_kept() -> None:
     assert matcher.step == (3, 4)
 
 
-# The pace.
+# Pace.
 
 
 def test_the_pace_is_that_of_the_last_minute_and_begins_anew_with_an_epoch() -> None:
@@ -136,14 +136,14 @@ def test_the_median_step_is_known_from_the_second_on_and_forgets_pauses() -> Non
     assert pace.step_s() is None
     now = 0.0
     for step in range(12, 60, 2):
-        now += 600.0 if step == 30 else 4.0  # one is saved, or evaluated
+        now += 600.0 if step == 30 else 4.0  # a step that saves or evaluates
         pace.saw(step, now)
         assert pace.step_s() == pytest.approx(2.0)
     pace.saw(0, now + 900)  # the next epoch
     assert pace.step_s() == pytest.approx(2.0)
 
 
-# Where it is shown.
+# Display.
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_an_end_has_the_last_step_of_its_generation_and_no_step_of_another() -> 
     state.tell(ev.Restarting("failure", decided.restart(1, 3, decided.failed(0, "n0")), 1), 3.0)
     assert [end.step for end in state.ends] == [250]
     state.tell(ev.RoundFormed(2, 2, 1, 0, 1, 0, 1, 1), 4.0)
-    state.tell(AT.replace(step=264, is_last=True), 4.0)  # written while it was stopped
+    state.tell(AT.replace(step=264, is_last=True), 4.0)  # written while it was being stopped
     assert [end.step for end in state.ends] == [264] and state.progress is None
     state.tell(ev.RunEnded(WorkerState.FAILED, "rank 0 failed on n0"), 5.0)
     assert [end.step for end in state.ends] == [264, None]
@@ -229,7 +229,7 @@ def test_without_a_status_server_nothing_is_said(caplog: pytest.LogCaptureFixtur
     assert status_server({}) is None and not caplog.text
 
 
-# How it is asked for.
+# Options.
 
 
 def test_an_option_a_variable_a_field_and_a_config_ask_for_it(tmp_path: Any) -> None:

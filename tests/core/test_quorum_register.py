@@ -1,4 +1,4 @@
-"""The register that is kept in several stores."""
+"""The register that several stores keep together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Story:
         self.core = Register(len(self.cells), name)
 
     def ask(self, expected: str = "", new: str | None = None) -> str | ev.NoMajority:
-        """What the register says, when as much time has passed as it takes."""
+        """The register's answer, after as much time as it needs."""
         todo = self.core.handle(ev.Asked(expected.encode(), None if new is None else new.encode()), self.now)
         while True:
             for action in todo:
@@ -58,7 +58,7 @@ class Story:
         return ev.Written(step, store, is_done)
 
     def begin(self, expected: str, new: str) -> int:
-        """Looks at all cells for a write; gives the step in which they are locked."""
+        """Reads all cells for a write; returns the step that locks them."""
         locks = self.core.handle(ev.Asked(expected.encode(), new.encode()), self.now)
         while any(isinstance(each, ev.Look) for each in locks):
             answers = [answer for look in locks if (answer := self.answer(look))]
@@ -106,7 +106,7 @@ def test_two_first_votes_that_come_between_each_other_leave_one_though_a_store_i
     writes = of_next_step(story, of_next_step(story, one.handle(ev.Asked(b"", b"one"), 0.0)))
     story.new_client("b")
     locks = of_next_step(story, story.core.handle(ev.Asked(b"", b"two"), 0.0))
-    # Each has come first in one store.
+    # Each write has come first in one store.
     answers = [story.answer(action) for action in (locks[0], writes[1], writes[0], locks[1])]
     assert [answer.is_done for answer in answers if isinstance(answer, ev.Written)] == [True, True, False, False]
     for name in ("c", "d"):
@@ -115,7 +115,7 @@ def test_two_first_votes_that_come_between_each_other_leave_one_though_a_store_i
 
 
 def of_next_step(story: Story, actions: list[ev.Action]) -> list[ev.Action]:
-    """What the register of now asks for, once all that it has asked for is answered."""
+    """The register's next requests, once all current ones are answered."""
     answers = [answer for action in actions if (answer := story.answer(action))]
     return [action for answer in answers for action in story.core.handle(answer, story.now)]
 
@@ -138,16 +138,16 @@ def test_a_first_vote_waits_a_moment_for_a_store_that_may_know_another() -> None
 
 
 def test_stores_that_were_empty_at_different_moments_are_not_a_register_without_a_text() -> None:
-    """Its only other store is slow, and each store is empty when it is looked at."""
+    """The third store is slow, and each of the others is empty at the moment it is read."""
     story, late = written(), Register(3, "late")
     late.handle(ev.Asked(), 0.0)
     story.forget(1)
     late.handle(ev.Looked(1, 1, story.cells[1]), 0.0)
-    assert story.ask() == "one", "which takes the store in again"
+    assert story.ask() == "one", "which adds the store again"
     story.forget(0)
     late.handle(ev.Looked(1, 0, story.cells[0]), 0.0)
     looks = late.handle(ev.DeadlinePassed(), FIRST_PATIENCE_S)
-    assert [type(look) for look in looks] == [ev.Look] * 3, "it looks again"
+    assert [type(look) for look in looks] == [ev.Look] * 3, "it reads again"
     story.core, story.now = late, FIRST_PATIENCE_S
     answers = [answer for look in looks[:2] if (answer := story.answer(look))]
     assert [action for answer in answers for action in late.handle(answer, story.now)] == []
@@ -174,7 +174,7 @@ def test_without_a_majority_it_says_which_stores_are_missing() -> None:
 
 @pytest.mark.parametrize("writes", [1, 3])
 def test_a_store_that_goes_in_the_middle_of_a_write_does_not_hold_it_where_another_is_back(writes: int) -> None:
-    """It goes when it is to be locked, or to be written."""
+    """The store goes away when it should be locked or written."""
     story = written()
     story.down = {0}
     answer, seen = story.answer, list[ev.Write]()
@@ -194,7 +194,7 @@ def test_a_store_that_goes_in_the_middle_of_a_write_does_not_hold_it_where_anoth
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_an_answer_that_comes_late_is_not_in_vain(steps: int) -> None:
-    """A network that loses packets answers after a second, and the try goes on from there."""
+    """A lossy network delays answers by a second, and the attempt continues with them."""
     story = written()
     story.down = {2}
     actions = story.core.handle(ev.Asked(b"one", b"two"), story.now)
@@ -208,11 +208,13 @@ def test_an_answer_that_comes_late_is_not_in_vain(steps: int) -> None:
     while not any(isinstance(action, ev.Done) for action in actions):
         actions = of_next_step(story, actions) or passed(story, PATIENCE_MAX_S)
     assert actions == [ev.Done(b"two")]
-    assert {action.cell.promised.number for action in story.asked if isinstance(action, ev.Write)} == {1, 2}, "one try"
+    assert {action.cell.promised.number for action in story.asked if isinstance(action, ev.Write)} == {1, 2}, (
+        "a single attempt"
+    )
 
 
 def passed(story: Story, seconds: float) -> list[ev.Action]:
-    """What the register asks for once so much time has passed."""
+    """The register's requests after this much time."""
     story.now += seconds
     return story.core.handle(ev.DeadlinePassed(), story.now)
 
@@ -230,7 +232,7 @@ def test_a_store_that_refused_is_asked_again_while_another_is_slow() -> None:
 
 
 def test_a_store_that_is_back_gives_slow_ones_more_time_in_each_try() -> None:
-    """Else no write would ever end where answers take longer than a step."""
+    """Otherwise no write would ever finish if answers take longer than a step."""
     story = written()
     late_s = list[float]()
     answer = story.answer
@@ -248,7 +250,7 @@ def test_a_store_that_is_back_gives_slow_ones_more_time_in_each_try() -> None:
     assert story.ask("one", "two") == "two"
     assert late_s[:2] == [STEP_S, 2 * STEP_S]
     story.core.handle(ev.Asked(), story.now)
-    assert story.core.deadline == story.now + STEP_S, "the next operation begins as ever"
+    assert story.core.deadline == story.now + STEP_S, "the next operation begins as usual"
 
 
 def test_a_lock_of_an_earlier_try_that_comes_late_does_not_count_for_this_one() -> None:
@@ -259,7 +261,7 @@ def test_a_lock_of_an_earlier_try_that_comes_late_does_not_count_for_this_one() 
     (late,) = [lock for lock in locks if isinstance(lock, ev.Write) and lock.store == 1]
     story.down, story.silent = set(), {1}
     again = of_next_step(story, locks)
-    while story.core.phase != "looking":  # store 0 is back, so another try begins
+    while story.core.phase != "looking":  # store 0 is back, so another attempt begins
         again = of_next_step(story, again) or passed(story, STEP_S)
     story.silent = set()
     assert {type(lock) for lock in of_next_step(story, again)} == {ev.Write} and story.core.phase == "locking"
@@ -316,7 +318,7 @@ def test_a_store_that_has_forgotten_is_counted_by_no_client_before_it_is_taken_i
     story = written()
     story.forget(0)
     story.silent = {1}
-    for name in ("a", "b", "c"):  # also not one that has never known the job, and comes after others have tried
+    for name in ("a", "b", "c"):  # including one that has never known the job, and comes after others have tried
         story.new_client(name)
         assert story.ask() == ev.NoMajority({1: ""}, (0,))
     story.silent = set()
@@ -352,7 +354,7 @@ def test_when_a_majority_has_forgotten_all_begin_again_with_what_one_still_knows
 
 
 def test_a_vote_that_only_a_store_has_that_was_to_be_taken_in_does_not_speak_for_it() -> None:
-    """A try took store 2 in, and was overtaken in the members: what it wrote in store 2 alone never held."""
+    """An attempt to add store 2 was overtaken at the members: its write to store 2 alone never took effect."""
     one, five, six = Ballot(1, "a"), Ballot(5, "b"), Ballot(6, "a")
     story = Story()
     newest = Cell(one, six, Vote(six, (one, one, None), b"new"))
@@ -369,7 +371,7 @@ def test_a_store_that_is_being_taken_in_does_not_count_for_the_vote_that_does_so
     core, step = story.core, story.begin("one", "two")
     assert core.handle(ev.Written(step, 0, True), 0.0) == []
     assert core.handle(ev.Written(step, 1, True), 0.0) == []
-    assert core.deadline == STEP_S, "two of three are locked, and one of them has forgotten: that is no majority"
+    assert core.deadline == STEP_S, "two of three are locked, and one of them has lost its data: that is not a majority"
     assert core.handle(ev.Written(step, 2, False), 0.0) == []
     assert core.phase == "pausing"
     assert core._try.missing == {2: CAME_BETWEEN}
@@ -395,7 +397,7 @@ def test_when_a_majority_has_forgotten_no_store_is_left_out_of_the_beginning() -
 
 
 def test_that_a_majority_has_forgotten_is_not_believed_of_answers_that_were_long_on_their_way() -> None:
-    """A client looks, and is stopped; two stores were empty then, and have the first vote when it hears the third."""
+    """A client is suspended while it reads: two stores were empty, but hold the first vote when the third answers."""
     story = Story()
     slow = story.core
     looks = slow.handle(ev.Asked(), 0.0)
@@ -408,12 +410,12 @@ def test_that_a_majority_has_forgotten_is_not_believed_of_answers_that_were_long
     assert {type(each) for each in late} == {ev.Look}
     locks = [each for look in late if (answer := story.answer(look)) for each in slow.handle(answer, story.now)]
     lives = [(lock.expected and lock.expected.life, lock.cell.life) for lock in locks if isinstance(lock, ev.Write)]
-    assert [was == is_now for was, is_now in lives] == [True, True, False], "the members of the vote keep their lives"
+    assert [was == is_now for was, is_now in lives] == [True, True, False], "the members in the vote keep their lives"
 
 
 @pytest.mark.parametrize("forgetful", [(0,), (0, 1), (0, 1, 2)])
 def test_a_store_that_is_taken_in_and_each_one_that_begins_again_has_a_new_life(forgetful: tuple[int, ...]) -> None:
-    """What an earlier try has yet to write must not be taken for a word of this life."""
+    """A pending write of an earlier attempt must not be mistaken for one of this life."""
     story = written()
     before = [cell.life for cell in story.cells if cell]
     story.forget(*forgetful)
@@ -424,7 +426,7 @@ def test_a_store_that_is_taken_in_and_each_one_that_begins_again_has_a_new_life(
 
 
 def test_a_store_that_a_try_began_to_take_in_shows_that_there_is_a_job() -> None:
-    """The try got no further, and another store forgets: a client that knows nothing does not begin another job."""
+    """The attempt got no further, and another store loses its data: a new client does not begin another job."""
     story = written()
     story.forget(0)
     step = story.begin("one", "two")
@@ -437,7 +439,7 @@ def test_a_store_that_a_try_began_to_take_in_shows_that_there_is_a_job() -> None
 
 
 def lock(story: Story, *stores: int) -> None:
-    """A first try of the client gets no further than to lock these stores."""
+    """A client's first attempt gets no further than locking these stores."""
     story.begin("", "one")
     for store in stores:
         story.cells[store] = story.core._try.lock_of(store)
@@ -447,7 +449,7 @@ def lock(story: Story, *stores: int) -> None:
 def test_a_store_that_was_locked_for_the_first_vote_and_one_that_may_have_forgotten_it_begin_nothing() -> None:
     story = written()
     assert story.cells[0]
-    story.cells[0] = story.cells[0].replace(vote=None)  # it was never reached by the vote
+    story.cells[0] = story.cells[0].replace(vote=None)  # the vote never reached it
     story.forget(1)
     story.silent = {2}
     story.new_client("b")
@@ -458,7 +460,7 @@ def test_a_store_that_was_locked_for_the_first_vote_and_one_that_may_have_forgot
 
 @pytest.mark.parametrize("stores, name", [((0,), "a"), ((0, 1), "a"), ((0, 1), "b")])
 def test_a_first_try_that_got_no_further_than_its_locks_is_in_no_ones_way(stores: tuple[int, ...], name: str) -> None:
-    """A client knows that it has sent no vote; and where a majority has been locked none has forgotten one."""
+    """A client knows that it has sent no vote, and that no store in a locked majority has lost one."""
     story = Story()
     lock(story, *stores)
     story.down = {2}
@@ -477,7 +479,7 @@ def test_while_a_first_try_is_locking_stores_another_client_looks_again() -> Non
     def answer(action: ev.Action, answer: Callable[[ev.Action], ev.Event | None] = story.answer) -> ev.Event | None:
         if isinstance(action, ev.Look) and action.store == 1:
             looked.append(story.now)
-            story.cells[1] = cells[0] if len(looked) == 3 else None  # the other's lock comes at last
+            story.cells[1] = cells[0] if len(looked) == 3 else None  # the other attempt's lock arrives at last
         return answer(action)
 
     story.answer = answer  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""The view of nodes and ranks, as rows of text."""
+"""The view of nodes and ranks, as lines of text."""
 
 from __future__ import annotations
 

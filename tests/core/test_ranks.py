@@ -123,7 +123,7 @@ def test_the_order_does_not_depend_on_which_came_first(
 
 
 def test_the_fencing_number_of_a_round_rises_with_the_round_and_before_that_with_the_epoch() -> None:
-    """Two coordinators may each begin a round 5: the first after it has lost the endpoint, the second in its place."""
+    """Two coordinators may both begin a round 5: one that has lost the endpoint, and then its successor."""
     ranks = assign_ranks([("default", 1)])[0]
     fences = [Assigned(r, 0, ranks, "host", 1, term=term).fence for term, r in ((0, 1), (1, 4), (1, 5), (2, 5), (3, 1))]
     assert fences == [1, 1_004, 1_005, 2_005, 3_001]

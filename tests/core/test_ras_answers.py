@@ -1,4 +1,4 @@
-"""What NCCL's RAS answers, in one line: recorded answers, as far as they matter."""
+"""Recorded answers of NCCL's RAS, summarized in one line."""
 
 from __future__ import annotations
 

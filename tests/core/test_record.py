@@ -1,4 +1,4 @@
-"""A record is a frozen dataclass in all that matters to cores and tests."""
+"""A record behaves like a frozen dataclass in all respects that cores and tests rely on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Empty(Record): ...
 def test_fields_come_by_position_by_name_and_by_default() -> None:
     assert (Point(1).x, Point(1).y) == (1, 7)
     assert Point(1, 2) == Point(y=2, x=1)
-    assert [*Point(1, 2).__dict__] == ["x", "y"], "a greeting is known by the first of its fields"
+    assert [*Point(1, 2).__dict__] == ["x", "y"], "a greeting is recognized by the first of its fields"
 
 
 def test_records_are_equal_by_type_and_value() -> None:

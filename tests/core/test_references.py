@@ -1,4 +1,4 @@
-"""What the pages name is there: files that are linked, modules and names of the package."""
+"""The pages refer to things that exist: linked files, and the package's modules and names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from package_metadata import for_index
 from sources import ROOT, source
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.md")])
-GENERATED = ROOT / core_pages.FOLDER  # they name modules that are beside theirs
+GENERATED = ROOT / core_pages.FOLDER  # they name modules next to theirs
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#([\w-]+))?\)")
 # `logs/lines.py`, `procs.py:LocalWorkers.wait`, `aelastic/errors.py`, `tests/core`, `make test`
 MODULE = re.compile(r"`((?:[\w.]+/)*[\w]+\.py)(?::(\w+)(?:\.(\w+))?)?`")
@@ -40,7 +40,7 @@ def is_there(page: str, path: str) -> bool:
 def anchors(page: Path) -> set[str]:
     text = page.read_text()
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    former = re.findall(r'^<a id="(.*)"></a>$', text, re.MULTILINE)  # of headings that were renamed
+    former = re.findall(r'^<a id="(.*)"></a>$', text, re.MULTILINE)  # anchors of renamed headings
     return {*former} | {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 

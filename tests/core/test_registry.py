@@ -1,4 +1,4 @@
-"""Names of rendezvous back ends, and what is behind them."""
+"""Names of rendezvous back ends, and their implementations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def spec(backend: str, endpoint: str = "node0:29400", **others: Any) -> WorkerSp
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is registered goes with the test."""
+    """Undoes registrations after the test."""
     monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
 
 

@@ -1,4 +1,4 @@
-"""What a rehearsal says of a script's recovery in place: its habits, and whether training continues as undisturbed."""
+"""A rehearsal's findings about recovery in place: the script's habits, and whether training continues correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user chose for the rendezvous: numbers that can work, and endpoints."""
+"""The user's rendezvous settings: valid numbers, and endpoints."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_what_endpoints_is_to_a_handler_of_another_package_is_its_own_matter() -
 
 
 class Recorded(dict[str, str]):
-    """A config that notes which keys are asked for."""
+    """A config that records which keys are read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ def test_each_key_that_a_back_end_reads_is_in_the_table(backend: str) -> None:
     rank = 0 if backend == "static" else None
     settings = RendezvousSettings(backend, "node0:1", 1 if rank is None else 2, 2, node_rank=rank, config=config)
     look_at_all(settings)
-    registry._FACTORIES[backend](settings, registry.AgentContext("job", {}, None))  # it contacts nothing yet
+    registry._FACTORIES[backend](settings, registry.AgentContext("job", {}, None))  # does not connect yet
     assert {"join_timeout", "lease"} < config.asked <= KEYS.keys()
 
 

@@ -1,4 +1,4 @@
-"""Restart grace: looks at workers in, the end of the waiting out."""
+"""Restart grace: samples of workers go in, the end of the wait comes out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ check_invariants()
 
 
 class Story:
-    """The grace of some workers, whose samples a test sets; ranks begin at 4."""
+    """The grace of some workers with samples set by the test; ranks begin at 4."""
 
     def __init__(self, workers: int = 1, fixed_s: float | None = None) -> None:
         self.now = 100.0
@@ -36,7 +36,7 @@ class Story:
         self.samples = {rank: Sample(written=1000, cpu_s=7.0) for rank in range(workers)}
 
     def look(self, *, late_s: float = 0.0) -> list[Any]:
-        """The deadline passes, and the look shows the samples."""
+        """Lets the deadline pass, then takes a look with these samples."""
         assert self.grace.deadline is not None
         self.now = self.grace.deadline + late_s
         actions: list[Any] = self.grace.handle(DeadlinePassed(), self.now)
@@ -50,7 +50,7 @@ class Story:
         self.samples[rank] = self.samples[rank].replace(cpu_s=self.samples[rank].cpu_s + cpu_s)
 
     def wait(self, limit_s: float = 60.0) -> tuple[float, str]:
-        """Looks until it is over; gives when that was, and why."""
+        """Looks until the grace is over; returns when that was, and why."""
         while self.now < 100.0 + limit_s:
             for action in self.look():
                 return self.now - 100.0, action.reason
@@ -58,7 +58,7 @@ class Story:
 
 
 def test_a_worker_that_does_nothing_is_given_two_seconds() -> None:
-    """Counted from the first look: what it wrote before that cannot be seen."""
+    """Counted from the first look, as writes before it cannot be seen."""
     waited_s, reason = Story().wait()
     assert waited_s == pytest.approx(FIRST_LOOK_S + IDLE_S)
     assert reason == "rank 4 neither wrote nor used the CPU for 2 s after SIGTERM"
@@ -110,7 +110,7 @@ def test_a_wait_for_a_disk_is_a_write_and_a_wait_for_a_cpu_does_not_count(wait: 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.1])
 def test_the_five_seconds_of_a_worker_that_computes_are_those_in_which_it_has_a_cpu(share: float) -> None:
-    """On a busy machine it gets a share of one."""
+    """On a busy machine it gets only a share of a CPU."""
     story = Story()
     story.samples[0] = story.samples[0].replace(waits_for_cpu=True)
     story.look()
@@ -125,7 +125,7 @@ def test_the_five_seconds_of_a_worker_that_computes_are_those_in_which_it_has_a_
 
 
 def test_a_worker_that_pauses_and_then_waits_for_a_cpu_is_not_idle() -> None:
-    """As one that saves in pieces on a busy machine: 1.5 s of sleep, 2 s in which it gets 1 % of a CPU."""
+    """Like a worker that saves in pieces on a busy machine: 1.5 s of sleep, then 2 s with 1 % of a CPU."""
     story = Story()
     for _ in range(5):
         story.write()
@@ -210,7 +210,7 @@ def test_what_comes_early_late_or_twice_changes_nothing() -> None:
     assert story.grace.handle(Looked(story.samples), 200.0) == []
 
 
-# Of each look: how late it is, and what two workers did before it.
+# For each look: how late it is, and what two workers did before it.
 DEEDS = st.sampled_from(["nothing", "nothing", "writes", "computes", "waits"])
 
 

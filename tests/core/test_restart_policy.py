@@ -1,4 +1,4 @@
-"""What follows from the end of a round: stories (`stories/decisions/`), the words of rules, what counts as proof and as progress."""
+"""The decision after a round ends: stories (`stories/decisions/`), rule syntax, and what is proof or progress."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NOTHING = Reached()
 
 
 def decide(policy: RestartPolicy, *failures: ProcessFailure, reached: Reached = NOTHING, life_s: float = 1) -> Decision:
-    """What follows from the last of some failures in a row."""
+    """The decision after the last of several failures in a row."""
     ledger, count, now, decision = Ledger(), 0, 0.0, None
     for each in failures:
         assert decision is None or not decision.is_final, "the job is over"
@@ -58,7 +58,7 @@ def ruled(text: str, max_restarts: int = 3) -> RestartPolicy:
     return RestartPolicy(max_restarts, parse(text), text)
 
 
-# The words.
+# Syntax.
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_an_error_rule_holds_for_failures_that_their_nodes_found_to_match_it() -
     assert error_patterns(parse(rules)) == {"ECC": [0, 1], "NVLink": [1]}
     matched = {places: decide(ruled(rules, 5), raised().replace(matched_rules=places)) for places in ((), (0, 1), (1,))}
     assert matched[()].is_charged and matched[0, 1].is_final
-    assert matched[1,].kind is DecisionKind.RESTART_FREE, "the coordinator searches for nothing"
+    assert matched[1,].kind is DecisionKind.RESTART_FREE, "the coordinator does not run the search"
 
 
 # Proof.
@@ -189,10 +189,10 @@ def test_a_complaint_about_options_is_the_cause() -> None:
 
 
 def died(code: str) -> ProcessFailure:
-    """A worker that has ended by what its script raises."""
+    """The failure of a worker whose script raises an exception."""
     try:
         exec(compile(code, "/job/train.py", "exec"), {})
-    except Exception as error:  # noqa: BLE001  of any kind
+    except Exception as error:  # noqa: BLE001  any kind
         below = error.__traceback__ and error.__traceback__.tb_next  # this frame
         text = "".join(traceback.format_exception(error.with_traceback(below)))
         return ProcessFailure(0, 1, 1, "", stderr_tail=text)
@@ -256,13 +256,13 @@ def test_what_heals_by_itself_is_never_proof(code: str) -> None:
         (Ledger(), Reached(step=0), True, True),
         (Ledger(step=9), Reached(step=10), True, True),
         (Ledger(step=9), Reached(step=9, calls=99, life_s=600.0), True, False),
-        (Ledger(step=9), Reached(life_s=600.0), True, False),  # it was never so far again
-        (Ledger(step=9), Reached(life_s=600.0), False, None),  # the node that tells steps has not yet
+        (Ledger(step=9), Reached(life_s=600.0), True, False),  # it did not get that far again
+        (Ledger(step=9), Reached(life_s=600.0), False, None),  # the node that reports steps has not yet
         (Ledger(step=9), Reached(step=UNKNOWN), True, None),
         (Ledger(), Reached(calls=3), True, True),
         (Ledger(calls=3), Reached(calls=4), True, True),
         (Ledger(calls=3), Reached(calls=3, life_s=600.0), True, False),
-        (Ledger(calls=3), Reached(calls=2), True, None),  # it may have gone on from a checkpoint
+        (Ledger(calls=3), Reached(calls=2), True, None),  # it may have resumed from a checkpoint
         (Ledger(calls=3), Reached(calls=3), False, None),
     ],
 )
@@ -330,7 +330,7 @@ def test_a_new_leader_knows_what_was_before() -> None:
     assert other.core.verdict is not None and other.core.verdict.decision.kind is DecisionKind.SAME_ERROR
 
 
-# Hosts without a seat.
+# Excluded hosts.
 
 
 def asks(job: Job, verb: r.Verb, target: str, at: float, reason: str = "") -> list[Any]:
@@ -354,7 +354,7 @@ def test_where_too_many_are_without_a_seat_the_cause_is_another() -> None:
     end = End(cause_of(failure), failure, ledger=ledger, now=5.0, seats=16)
     kept = policy.decide(end)
     assert (kept.kind, kept.cordoned) == (DecisionKind.RESTART, "")
-    assert (kept.kept, kept.absent, kept.seats) == ("h", 1, 16), "one of so many, and all fail alike"
+    assert (kept.kept, kept.absent, kept.seats) == ("h", 1, 16), "one host of 16 is excluded already"
     assert policy.decide(end.replace(seats=20)).cordoned == policy.decide(end.replace(now=3601.0)).cordoned == "h"
     decision = policy.decide(end.replace(seats=20))
     assert policy.after(end, decision).absent(5.0).keys() == {"g", "h"}
@@ -366,7 +366,7 @@ def test_a_host_that_comes_back_too_often_stays_away_for_longer() -> None:
         ledger = ledger.exclude("h", "x", 100_000.0 * times)
         lengths.append(ledger.absent(100_000.0 * times)["h"].for_s / 3600)
         ledger = ledger.exclude("other", "x", 100_000.0 * times)
-    assert lengths[:2] == [1.0, 1.0] and max(lengths) <= 24, "what is long ago is forgotten"
+    assert lengths[:2] == [1.0, 1.0] and max(lengths) <= 24, "old failures are forgotten"
     ledger = Ledger()
     for times in range(7):
         ledger = ledger.exclude("h", "x", 60.0 * times)
@@ -380,7 +380,7 @@ def test_a_job_of_one_node_keeps_it() -> None:
         assert [getattr(each, "message", each) for each in core.handle(ask, 1.0)] == [r.Answer("x", False, r.ONE_NODE)]
 
 
-# Hosts that are blamed.
+# Blamed hosts.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How a run ended: the failure that ended the job comes first, on every node."""
+"""How a run ended: every node reports the failure that ended the job first."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from aelastic.result import RunResult
 from aelastic.spec import WorkerSpec
 
 CAUSE = ProcessFailure.from_elsewhere("host-a", 0, 0, 11, 3, "ValueError: batch is empty", "", 2000)
-# Of this node.  Its clock is behind that of the other.
+# On this node, whose clock is behind the other's.
 VICTIM = ProcessFailure.from_elsewhere("host-b", 1, 0, 12, 4, "Connection reset by peer", "", 1000)
 
 
 def ended(cause: ProcessFailure | None, *failures: ProcessFailure) -> RunResult:
-    """The result of a node with ranks 1 and 2, of which some failed before the verdict came."""
+    """The result of a node with ranks 1 and 2, some of which failed before the verdict arrived."""
     group = WorkerGroup(WorkerSpec(entrypoint="train.py", local_world_size=2, max_restarts=0))
     ranks = NodeRanks(1, 2, 1, 3, 1, 3, 2)
     group.handle(ev.Start(), 0.0)
@@ -39,7 +39,7 @@ def test_the_cause_of_another_node_comes_before_what_followed_from_it_here() -> 
     result = ended(CAUSE, VICTIM)
     failed = ChildFailedError("train.py", result.failures, result.victims, result.stacks, result.cause)
     assert list(result.failures.items()) == [(0, CAUSE), (1, VICTIM)] and result.cause == 0 and result.victims == (2,)
-    assert failed.get_first_failure() == (0, CAUSE), "not the smallest time: clocks differ"
+    assert failed.get_first_failure() == (0, CAUSE), "not the smallest timestamp, as clocks differ"
     assert exit_code_of(failed) == 3
     report = str(failed)
     assert report.index("rank      : 1 ") < report.index("Root Cause") < report.index("rank      : 0 ")

@@ -1,4 +1,4 @@
-"""What is told of a run: stories as text (`stories/run_events/`), and that it makes sense whatever happens."""
+"""Run events: stories as text (`stories/run_events/`), and a consistent sequence whatever happens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_story_of_each_phase_has_them_all_and_they_add_up_to_the_run() -> No
 
 
 def some_line(random: Random, story: Told) -> str:
-    """Of now or of before; many of them cannot come in this phase."""
+    """A current or an earlier event; many are impossible in this phase."""
     if random.random() < 0.02:
         return random.choice(("verdict succeeded", "verdict failed", "stop"))
     of, rank = max(1, story.core.generation - random.choice((0, 0, 0, 1))), random.randrange(2)
@@ -45,7 +45,7 @@ def test_whatever_happens_the_story_makes_sense(seed: int) -> None:
     while not story.core.is_done:
         line = some_line(random, story)
         if "clears" in line and int(line[0]) in story.core.exits.alive:
-            continue  # it follows its `Exited`
+            continue  # follows its `Exited`
         story.now += random.randrange(3)
         with suppress(InvalidTransition):  # then nothing has changed
             story.tell(line)

@@ -1,4 +1,4 @@
-"""What has the right types and makes no sense: it is refused, and what refuses it names the field."""
+"""Messages with the right types that make no sense are refused, and the refusal names the field."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ ROUND = Round(1, 4, (PARTICIPANT,), "10.0.0.1", 29500)
 
 
 def planned(decision: m.LeaderMessage) -> m.Plan:
-    """The plan of a node about which one thing is decided."""
+    """A node's plan with one decision."""
     return changed(PLAN, decision)
 
 
@@ -178,7 +178,7 @@ def test_what_makes_no_sense_in_an_entry_is_refused_by_the_name_of_its_field(fie
 
 
 def test_each_field_of_each_message_has_a_rule() -> None:
-    """Or its type leaves nothing to ask for."""
+    """Except fields whose type alone rules out invalid values."""
     seen: set[Any] = set()
     without: list[str] = []
 
@@ -215,7 +215,7 @@ def test_texts_that_people_read_move_no_cursor_and_begin_no_line(text: str) -> N
         assert not any(sign in body for sign in ("\\x1b", "\\x07", "\\n", "\\r", "\\x00", "\\u202e", "\\ud800"))
 
 
-# What only one end can judge.
+# Checks that only one end can make.
 
 
 @pytest.mark.parametrize(
@@ -235,13 +235,13 @@ def test_a_leader_that_contradicts_this_agent_is_not_followed_and_leaves_nothing
     before = story.core.state.past, story.core.term, story.node.term, story.node.committed
     disconnect, told = story.hear(message)
     assert disconnect == ev.Disconnect() and isinstance(told, ev.Deliver) and isinstance(told.message, m.Waiting)
-    field = type(message).__name__  # of a plan, what in it is wrong
+    field = type(message).__name__  # for a plan, the part that is wrong
     assert told.message.text.startswith("ignoring the leader at 10.0.0.1:4004, which sent an invalid message: " + field)
     assert (story.core.state.past, story.core.term, story.node.term, story.node.committed) == before
 
 
 def follow_and_distrust(story: Story) -> float:
-    """The leader welcomes this node and sends garbage; gives for how long it is left alone then."""
+    """The leader welcomes this node and sends garbage; returns for how long the node then leaves it alone."""
     story.tell(ev.ConnectionLost(story.core.conn, "Plan.term is -1", is_garbage=True))
     began = story.now
     while ev.ReadCell() not in story.pass_deadline():
@@ -258,14 +258,14 @@ def test_a_leader_that_sends_garbage_is_asked_later_each_time() -> None:
     assert pauses == sorted(pauses) and pauses[0] < 0.5
     assert pauses[-1] == pauses[-2] == pytest.approx(BACK_OFF_MAX_S)
     story.wait(LEASE_S / 2)
-    for _ in range(int(TRUST_AGAIN_S / LEASE_S) * 4):  # it is a good one now
+    for _ in range(int(TRUST_AGAIN_S / LEASE_S) * 4):  # it now behaves well
         story.hear(m.Heartbeat())
         story.wait(LEASE_S / 4)
     assert follow_and_distrust(story) == pytest.approx(pauses[0])
 
 
 def leading_alone() -> Leader:
-    """A leader whose endpoint is empty, and that nobody else has connected to."""
+    """A leader with an empty endpoint and no other connections."""
     at = leader_at("boss", TERM)
     core, connections = (
         Coordinator(RoundRules(1, 3), RestartPolicy(3), "boss"),
@@ -281,7 +281,7 @@ def leading_alone() -> Leader:
 
 
 def test_a_term_that_no_log_has_counted_to_is_refused() -> None:
-    """A leader in a term above it would be followed by nobody: not even the nodes that follow it now."""
+    """Nobody would follow a leader in a term above it, not even its current followers."""
     leader = leading_alone()
     assert leader.phase == "leading"
     leader.handle(Opened(1, "10.0.0.2", "10.0.0.1"), 100.0)

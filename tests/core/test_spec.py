@@ -1,4 +1,4 @@
-"""A blueprint of workers that cannot be is refused at once, by the name of the field."""
+"""An invalid worker spec is refused at once, and the message names the field."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aelastic.settings import RULES, Std
 from aelastic.spec import WorkerSpec
 from aelastic.workers.requirements import check_program, check_torch
 
-SPEC: Callable[..., WorkerSpec] = WorkerSpec  # values of wrong types, too
+SPEC: Callable[..., WorkerSpec] = WorkerSpec  # also accepts values of the wrong type
 EXPECTED: Callable[..., ExpectedOutput] = ExpectedOutput
 
 

@@ -1,4 +1,4 @@
-"""Stacks as py-spy writes them, and as reports quote them."""
+"""Stacks in py-spy's format, and as reports quote them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an agent stands: what `/status` and `/readyz` say after what has happened."""
+"""The state of an agent: `/status` and `/readyz` after given events."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def failure(rank: int, traceback: str = "Traceback\nit fell", timestamp: int = 0
 
 
 def told(*events: Any) -> RunState:
-    """The state of a run in which these happened, a second apart, from 0 on."""
+    """The state of a run after these events, one second apart, from 0 on."""
     status = RunState()
     for now, event in enumerate(events):
         status.tell(event, float(now))
@@ -47,7 +47,7 @@ def told(*events: Any) -> RunState:
 
 
 def described(status: RunState, now: float, **usage: tuple[float, int]) -> Any:
-    """What is said at noon, read back from JSON."""
+    """The status at noon, read back from JSON."""
     return json.loads(json.dumps(describe(status, now, NOON, {int(key[1:]): value for key, value in usage.items()})))
 
 
@@ -222,7 +222,7 @@ def test_restarts_are_told_by_cause_with_the_last_ones_reason() -> None:
 
 
 def lost_and_recovered(status: RunState) -> RunState:
-    """A run of 5 s, in which worker 1 is lost at 6 s, and worker 0 keeps its process."""
+    """A run of 5 s, in which worker 1 is lost at 6 s and worker 0 keeps its process."""
     workers = Worker(0, 2, id=10), Worker(1, 3, id=12)
     status.tell(ev.Progressed(1, 0, 2, 7), 5.5)
     status.tell(ev.WorkerEnded(1, 1, 3, "failed", failure(3)), 6.0)
@@ -250,7 +250,7 @@ def test_a_recovery_in_place_is_told_and_what_failed_before_it_still_is() -> Non
     assert (said["last_recovery"]["workers_kept"], said["last_recovery"]["step"]) == (1, 7)
     assert said["last_recovery"]["at"] == "2026-11-21T11:59:56.000+00:00"
     assert said["last_failure"]["rank"] == 3
-    status.tell(ev.WorkerEnded(1, 0, 2, "failed", failure(2)), 13.0)  # in the next round, of the same generation
+    status.tell(ev.WorkerEnded(1, 0, 2, "failed", failure(2)), 13.0)  # in the next round, in the same generation
     assert described(status, 14.0)["last_failure"]["rank"] == 2
 
 
@@ -307,7 +307,7 @@ def test_workers_that_start_while_they_are_stopped_are_not_ready() -> None:
     status = told(BEGAN, formed(), RUNNING, STOPPING, started())
     assert readiness(status) == (False, "workers are being stopped")
     assert described(status, 9.0)["now"]["phase"] == "stop"
-    assert status.running == {0: 10, 1: 11}  # they live
+    assert status.running == {0: 10, 1: 11}  # they are alive
 
 
 def test_an_ended_run_says_how() -> None:

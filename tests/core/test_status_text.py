@@ -35,7 +35,7 @@ def changed(phase: Phase) -> ev.Changed:
 
 
 class Told(StatusText):
-    """The text of a run, and what tells of it."""
+    """The text of a run, and what feeds it."""
 
     def __init__(self) -> None:
         self.run = RunState()

@@ -1,4 +1,4 @@
-"""The stories of the cores (`stories/`): what follows from each event is what their files say."""
+"""The stories of the cores (`stories/`): each event has the effects that their files show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kit.stories.files import FOLDER, SHELL_FOLDER, Story, changes, read, rewrit
 
 @pytest.mark.parametrize("path", every.CORE, ids=lambda path: path.stem)
 def test_the_stories_of_a_file_go_as_they_are_told(path: Path) -> None:
-    assert changes(path, every.CORE[path]) == "", "where that is meant: `make stories`"
+    assert changes(path, every.CORE[path]) == "", "if the change is intended: `make stories`"
 
 
 def test_every_story_file_is_read() -> None:

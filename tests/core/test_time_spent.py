@@ -1,4 +1,4 @@
-"""Where the time of a job went: as a job of which that is known, and in sums that are the whole."""
+"""Where a job's time went: checked against a job whose times are known, with sums that add up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_each_share_is_what_it_was(first: int) -> None:
         assert all(abs(points) < 0.2 for points in wrong.values()), (seed, wrong)
         assert round(sum(bill.shares.values()), 6) == 100.0
         parts = sum(spent.seconds[name] for name in STARTS)
-        assert parts == pytest.approx(bill.seconds["starting"], rel=0.01), "what starting consists of is all of it"
+        assert parts == pytest.approx(bill.seconds["starting"], rel=0.01), "the parts of starting add up to it"
         assert bill.cost == pytest.approx(whole / 3600 * 2 * 2 * job.count, rel=0.1)
 
 

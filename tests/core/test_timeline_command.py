@@ -21,7 +21,7 @@ from aelastic.workers.states import Phase, WorkerState
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Logs of two nodes, as two machines leave them on a file system that they share."""
+    """Logs of two nodes, as two machines leave them on a shared file system."""
     for node in a_crash():
         node.write(tmp_path / "logs" / node.host / "job_1a2b")
         (tmp_path / "logs" / node.host / "latest").symlink_to("job_1a2b")
@@ -58,7 +58,7 @@ def test_a_link_or_a_log_itself_will_do(folder: Path, tmp_path: Path, capsys: py
     output = str(tmp_path / "x.html")
     for place in (folder / "node-a" / "latest", folder / "node-a" / "job_1a2b" / "events.jsonl"):
         assert main([str(place), "-o", output]) == 0
-    # The same log by two ways is one log.
+    # The same log by two paths is one log.
     assert main([str(folder), str(folder / "node-a" / "latest"), "-o", output]) == 0
 
     assert "node-a · 77" not in Path(output).read_text()
@@ -77,8 +77,8 @@ def test_of_several_runs_the_last_is_drawn_unless_another_is_chosen(
 
 
 def test_a_log_whose_agent_is_gone_is_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    NodeLog(socket.gethostname(), pid=2**22 + 1).write(tmp_path / "a")  # more than a kernel gives
-    # The process with this pid is another one: it began long after the log.
+    NodeLog(socket.gethostname(), pid=2**22 + 1).write(tmp_path / "a")  # above the kernel's maximum
+    # Another process now has this pid: it began long after the log.
     NodeLog(socket.gethostname(), pid=os.getpid()).write(tmp_path / "b")
 
     assert main([str(tmp_path)]) == 0
@@ -87,7 +87,7 @@ def test_a_log_whose_agent_is_gone_is_cut_off(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_log_whose_agent_lives_goes_on_until_now(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     agent = NodeLog(socket.gethostname(), pid=os.getpid())
-    # The log of this very process must not be older than it is; an hour from now is not.
+    # This process's own log must not be older than the process; one from an hour from now is not.
     agent.lines = [line.replace(b'"2026-', b'"2096-') for line in agent.lines]
     agent.write(tmp_path)
 
@@ -156,7 +156,7 @@ def test_a_damaged_log_is_drawn_as_far_as_it_can_be_read(folder: Path, capsys: p
     assert "note     node-b: still running or cut off; " in said
 
 
-# What is refused, of a folder that has all of this.
+# Refused arguments, given a folder with all of this.
 REFUSED = {
     "nowhere": "nowhere: no such file or folder",
     "\x1b[31mred": "red: no such file or folder",
@@ -197,7 +197,7 @@ def test_what_is_refused_is_said_in_one_line(
     assert err.startswith("aelastic.timeline: error: ") and err.endswith(" (see python -m aelastic.timeline --help)\n")
     assert REFUSED[command] in err
     assert [path.read_bytes() for path in folder.glob("*/*/events.jsonl")] == before
-    if "--trace" not in command:  # else the picture was written first
+    if "--trace" not in command:  # otherwise the picture is written first
         assert not Path("x").exists() and not Path("logs/timeline.html").exists()
 
 

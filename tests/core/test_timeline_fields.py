@@ -1,4 +1,4 @@
-"""The types that readers of event logs check are those of the published schema."""
+"""The fields that readers of event logs check match those of the published schema."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLES = {"integer": 7, "number": 0.5, "string": "text", "boolean": True}
 
 
 def typed(schema: Any) -> Iterator[tuple[str, str]]:
-    """The fields of one type, at any depth, and the type."""
+    """The fields of one type, at any depth."""
     for name, value in schema.get("properties", {}).items():
         found = value.get("type", "string" if "enum" in value else None)
         types = {found} if isinstance(found, str) else {*found} - {"null"} if found else set()

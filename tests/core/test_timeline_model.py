@@ -1,4 +1,4 @@
-"""Event logs become a timeline: stories as text (`stories/timelines/`), clocks that differ, damage, and several runs."""
+"""Event logs become a timeline: stories as text (`stories/timelines/`), differing clocks, damage, and several runs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_would_have_changed_an_end_is_said_with_it() -> None:
 
 
 def continues_in_place(a: NodeLog, at: float, lost: int, number: int) -> None:
-    """A worker is lost, and the others continue with the next round, which has this number."""
+    """A worker is lost, and the others continue in place in the round with this number."""
     a.fails(at, lost, "ValueError", known_at=at)
     a.tell(at + 0.05, Restarting("failure", decided.restart(number - 1, 3, decided.failed(lost)), number - 1, True))
     in_place = RoundFormed(
@@ -83,7 +83,7 @@ def test_a_worker_that_keeps_its_process_is_one_life_and_a_replacement_another()
 def test_a_restart_in_place_says_how_many_workers_were_kept_and_names_the_one_that_was_lost() -> None:
     a = alone()
     continues_in_place(a, 5.0, lost=0, number=2)
-    continues_in_place(a, 7.0, lost=1, number=3)  # whose process is of the first round
+    continues_in_place(a, 7.0, lost=1, number=3)  # whose process is from the first round
 
     story = story_of(a)
     first, second = story.restarts
@@ -137,7 +137,7 @@ def test_clocks_that_differ_are_brought_together_by_the_rounds_that_nodes_share(
 
     assert blocks_of(story.nodes[1]) == blocks_of(straight.nodes[1])
     assert story.restarts[0].took_s == pytest.approx(0.3, abs=1e-4)
-    # Which clock is right is unknown; that they differ is said.
+    # Either clock may be right, so the note only reports the difference.
     assert len(story.notes) == 1 and f"{abs(ahead):.3g} s" in story.notes[0]
 
 
@@ -189,8 +189,8 @@ def test_what_follows_a_start_is_unknown_where_the_log_ends_with_it() -> None:
 
     known = [story_of(node).is_training_known for node in (killed, restarted, late, trained)]
 
-    assert known == [False, False, True, True]  # of two hours, a minute more or less does not matter
-    assert of_two.is_training_known  # the other's log goes on
+    assert known == [False, False, True, True]  # within two hours, a minute more or less does not matter
+    assert of_two.is_training_known  # the other's log continues
     (alive,) = logs_of(killed)
     alive.alive_at = alive.first_wall + 3.0
     assert tell_story([alive]).is_training_known
@@ -250,7 +250,7 @@ def test_records_that_lack_what_they_should_have_change_nothing_but_themselves()
             name: json.loads(a.lines[0])[name] for name in ("time", "monotonic_ns", "schema", "run_id", "node", "host")
         }
         a.lines.insert(5, json.dumps({**record, "round": 1, "generation": 1, **fields}).encode() + b"\n")
-    a.lines.insert(5, changed(a.lines[5], event="something_new"))  # a newer aelastic may tell more
+    a.lines.insert(5, changed(a.lines[5], event="something_new"))  # a newer aelastic may log more
 
     story = story_of(a, b)
 

@@ -1,4 +1,4 @@
-"""The picture, the page around it, and the trace, as texts."""
+"""The picture, the page around it, and the trace, as text."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_what_comes_from_a_log_is_never_markup() -> None:
     text = page(story_of(a, b, stranger))
     elements = Elements(text)
 
-    assert [tag for tag, _ in elements.found].count("script") == 2  # the data, which is none, and ours
+    assert [tag for tag, _ in elements.found].count("script") == 2  # the data, which is not a script, and ours
     assert data_of(text)["nodes"][0]["name"].startswith("node") and "<" in boxes_of(data_of(text), "failed")[0]["words"]
     assert {name for _, attrs in elements.found for name in attrs if name.startswith("on")} == set()
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
@@ -103,13 +103,13 @@ def test_a_log_that_breaks_off_says_so() -> None:
     data, text = data_of(page(story_of(*a_node_lost()))), page(story_of(a_crash()[0]))
 
     guessed = [box for box in boxes_of(data) if box["e"] > box.get("known", box["e"])]
-    assert len(guessed) == 3  # the phase and both workers, until a round formed without them
-    assert 'class="badge succeeded"' in text  # the log that is there does not break off
+    assert len(guessed) == 3  # until a round forms without them
+    assert 'class="badge succeeded"' in text  # the log that exists is complete
     assert "still running or cut off" in page(story_of(*a_node_lost()[1:2]))
 
 
 def test_the_page_says_what_ran() -> None:
-    # A script may be called like an interpreter.
+    # A script may have the name of an interpreter.
     a = a_start()
     a.lines[0] = changed(a.lines[0], entrypoint="tools/python_bench.py")
 
@@ -194,7 +194,7 @@ def test_the_marks_that_occur_are_explained() -> None:
         ("■", "asked to stop"),
     )  # fmt: skip
     text = page(story_of(*a_crash()))
-    assert "<em>Marks</em><span><b>⊗</b>failure</span></div>" in text  # and no other
+    assert "<em>Marks</em><span><b>⊗</b>failure</span></div>" in text  # and no other marks
     assert "<em>Marks</em>" not in page(story_of(a_start()))
 
 
@@ -245,7 +245,7 @@ def test_too_many_blocks_become_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(boxes_of(whole.data)) == 60 * (8 + 5) + 8 + 4
     assert len(boxes_of(folded.data)) <= 300
     assert any("are drawn as one" in note for note in folded.notes) and not whole.notes
-    # Of a stretch of many short phases most was training.
+    # Training takes up most of a stretch with many short phases.
     assert len(boxes_of(folded.data, "folded", "run")) > 0 == len(boxes_of(folded.data, "folded", "stop"))
 
 
@@ -322,6 +322,6 @@ def test_a_trace_has_the_form_that_perfetto_reads(nodes: tuple[NodeLog, ...]) ->
             spans.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
         if event["ph"] == "i":
             assert event["s"] == "t" and isinstance(event["ts"], int)
-    # One after the other on each thread: what overlaps without one holding the other is drawn wrongly.
+    # Spans on one thread follow each other: viewers draw overlapping spans wrongly unless one contains the other.
     for each in spans.values():
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(sorted(each)))

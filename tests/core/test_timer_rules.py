@@ -1,4 +1,4 @@
-"""Timers of workers: stories as text (`stories/timers/`), what is dropped, and a model beside them."""
+"""Timers of workers: stories as text (`stories/timers/`), dropped lines, and a reference model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_timer_without_a_signal_is_only_told_of_and_that_not_for_ever(signum: 
     assert next_scope(story) == "step"
 
 
-# Lines that are dropped.
+# Dropped lines.
 
 MALFORMED = {
     "nothing": b"\n",
@@ -100,7 +100,7 @@ def test_the_longest_line_that_the_client_sends_is_read() -> None:
     story = Told()
     short = line(100, "", story.wall + 5)
     longest = line(100, "s" * (t.LINE_BYTES_MAX - len(short) + 1), story.wall + 5)
-    assert len(longest) == t.LINE_BYTES_MAX + 1  # with its newline
+    assert len(longest) == t.LINE_BYTES_MAX + 1  # including its newline
     assert (story.hear(longest), story.left_s) == ([], 5)
 
 
@@ -123,7 +123,7 @@ def test_at_once_there_is_a_limited_number_of_timers_and_those_that_run_go_on() 
     (complaint,) = story.hear(*(line(100, f"step {n}", story.wall + 5 + n) for n in range(t.TIMERS_MAX + 10)))
     assert isinstance(complaint, t.Complain) and complaint.kind is t.Kind.EXCESS
     assert len(story.core) == t.TIMERS_MAX
-    story.hear(line(100, "step 0", story.wall + 3), line(100, "step 1", -1, 0))  # not one more
+    story.hear(line(100, "step 0", story.wall + 3), line(100, "step 1", -1, 0))  # still at the limit
     story.tell("1 sets step 4")
     assert [next_scope(story), next_scope(story)] == ["step 0", "step"]
 
@@ -157,7 +157,7 @@ def test_lines_that_clear_are_remembered_up_to_a_limit() -> None:
         assert len(story.core) == 0
 
 
-# A model: dictionaries, looked through from end to end.
+# A model: dictionaries, searched in full.
 
 PIDS = [100, 101, CHILD, STRANGER]
 OWNER = {100: 0, 101: 1, CHILD: 1}
@@ -179,7 +179,7 @@ a_step = st.one_of(
 
 
 class Model:
-    """What should be so, in the plainest words."""
+    """The expected behaviour, as simply as possible."""
 
     def __init__(self) -> None:
         self.timers: dict[tuple[int, str], tuple[float, int]] = {}
@@ -209,7 +209,7 @@ def bytes_of(verb: str, pid: int, scope: str, after_s: float, signum: int, *, wa
 
 
 class Checked:
-    """The core beside its model; what it asks is answered, what it complains of is counted."""
+    """The core next to its model; answers the core's questions and counts its complaints."""
 
     def __init__(self) -> None:
         self.core, self.model = t.Timers(), Model()

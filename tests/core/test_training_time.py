@@ -1,4 +1,4 @@
-"""What counts of a training under faults, computed from what its workers wrote (`benchmarks/training_time.py`)."""
+"""Figures for training under faults, computed from what its workers wrote (`benchmarks/training_time.py`)."""
 
 import pytest
 from training_time import (
@@ -19,7 +19,7 @@ STEP_S = 0.04
 
 
 def steps(round_: int, first: int, last: int, at: float, world_size: int = 1) -> list[Finished]:
-    """A round that finishes these steps, one every `STEP_S`; the first at `at`."""
+    """A round that finishes these steps, one every `STEP_S`, the first one at `at`."""
     return [
         Finished(at + number * STEP_S, step, round_, world_size) for number, step in enumerate(range(first, last + 1))
     ]
@@ -107,7 +107,10 @@ def test_a_pause_has_the_last_fault_before_it_as_its_cause() -> None:
     end = done[-1].at
     found = pauses(done, faults, STEP_S, 0.0, end)
     assert [(round(pause.at, 2), round(pause.seconds, 2)) for pause in found] == [(0.96, 3.0), (4.96, 3.0)]
-    assert [pause.cause for pause in found] == ["worker killed", "worker killed"]  # the second: its replacement joins
+    assert [pause.cause for pause in found] == [
+        "worker killed",
+        "worker killed",
+    ]  # the second: its replacement joins
 
 
 def test_a_fault_while_training_stands_is_not_the_cause() -> None:

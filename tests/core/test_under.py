@@ -17,7 +17,7 @@ from aelastic.under import __main__ as under
 from aelastic.under import deepspeed
 from aelastic.under.site.sitecustomize import command_in_place_of
 
-# What Python was given, and what runs instead.
+# Arguments of Python, and the program that runs instead.
 LAUNCHERS = {
     "-m torch.distributed.run --nnodes 1 t.py -m x": "-m aelastic --nnodes 1 t.py -m x",
     "-u -W ignore -m torch.distributed.run t.py": "-u -W ignore -m aelastic t.py",

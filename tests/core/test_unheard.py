@@ -1,4 +1,4 @@
-"""What nodes have reported waits while an entry is not committed."""
+"""Reports from nodes wait while an entry is not committed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FETCH = r.Fetch("a", "a-1", r.What.STATUS)
 
 
 def reported(name: str, past: m.Past = READY, **status: Any) -> Reported:
-    """What a node says on a connection that it has had."""
+    """A report on an existing connection."""
     return Reported(node(name), m.Status(node(name), past, **status))
 
 
 def connected(name: str, past: m.Past = READY, **others: Any) -> Reported:
-    """The first that it says on a connection."""
+    """The first report on a new connection."""
     return reported(name, past).replace(is_new=True, **others)
 
 
@@ -90,7 +90,7 @@ def test_the_newest_status_of_a_new_connection_keeps_what_the_first_brought() ->
 
 
 def test_a_failure_that_was_told_before_the_connection_broke_is_as_old_as_was_told_then() -> None:
-    """The break, which came later, would be what ended the round, and nothing would be charged."""
+    """Otherwise the break, which came later, would be blamed for the end of the round, and nothing would be charged."""
     others = FAILED.replace(failure=failure("a", exitcode=3))
     for before, failed_s in [(FAILED, 7.0), (BUSY, None), (others, None), (FAILED.replace(round=4), None)]:
         queue = Unheard()
@@ -112,9 +112,9 @@ def test_a_failure_that_was_told_is_as_old_as_it_was_however_often_its_node_reco
 
 
 def test_a_node_that_reports_again_before_it_is_heard_was_back_and_silent_since_the_same_moments() -> None:
-    """A quorum is missing for long meanwhile: what ended the round is told by what was first.
+    """While a quorum is missing for a long time, the earliest event still determines what ended the round.
 
-    A failure long after the node was back is beside no break of its connection.
+    A failure long after the node was back has nothing to do with the break of its connection.
     """
     queue = Unheard()
     add(queue, connected("a", BUSY, silent_s=3.0), 100.0)

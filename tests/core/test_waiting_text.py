@@ -1,4 +1,4 @@
-"""What a node that waits reads: which nodes have joined, and which are missing."""
+"""Messages of a waiting node: which nodes have joined, and which are missing."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ LOST = {"b": "silent for 5 s", "a": "connection closed"}
         (nodes("c", "a", "b"), {}, "3 of 2 nodes joined after 10 s (a, b, c)"),
         ([], {"is_first": True}, "0 of 2 nodes joined after 10 s (none); waiting for 2 more"),
         (nodes("a"), {"nodes": (2, 4)}, "1 of 2-4 nodes joined after 10 s (a); waiting for 1 more"),
-        # During the last call those that may come are missing.
+        # During the last call, optional nodes are listed as missing.
         (
             nodes("a", "b"),
             {"nodes": (2, 4), "is_first": True},
             "2 of 2-4 nodes joined after 10 s (a, b); waiting for 2 more",
         ),
-        # A node that stops its workers is on its way, and not missing.
+        # A node that is stopping its workers is on its way, not missing.
         (nodes("a"), {"stopping": ["b"]}, "1 of 2 nodes joined after 10 s (a); stopping their workers: b"),
-        # Lost nodes are missing by name and reason, node ranks that no node has by number.
+        # Lost nodes are listed by name and reason, node ranks without a node by number.
         (nodes("a"), {"lost": LOST}, "1 of 2 nodes joined after 10 s (a); waiting for b (silent for 5 s)"),
         (
             nodes("a", "b", ranks=[3, 0]),
             {"nodes": (4, 4)},
             "2 of 4 nodes joined after 10 s (a, b); waiting for node rank 1, node rank 2",
         ),
-        # Without ranks only the number is known, and with ranks beyond the number of nodes too.
+        # Without ranks, or with ranks beyond the number of nodes, only the number is known.
         (nodes("a", ranks=[None]), {"nodes": (4, 4)}, "1 of 4 nodes joined after 10 s (a); waiting for 3 more"),
         (
             nodes("a", "b", ranks=[0, 1]),

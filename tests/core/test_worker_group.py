@@ -1,4 +1,4 @@
-"""The worker group: stories as text (`stories/group/`), each phase with each event, and what these do not show."""
+"""The worker group: stories as text (`stories/group/`), each phase with each event, and other cases."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def test_a_message_of_a_megabyte_is_no_reason_of_a_megabyte() -> None:
 
 @pytest.mark.parametrize("rank", [-1, 99])
 def test_a_failure_has_the_rank_of_the_round_that_it_ends(rank: int) -> None:
-    """A worker that ended just before it got this rank had none, or that of the round before."""
+    """A worker that ended just before it got this rank reports none, or the previous round's."""
     story = Told("running")
     worker = story.core.workers[0]
     (tell, *_) = story.core.handle(ev.Exited(1, 0, FAILURE.replace(rank=rank)), story.now)
     assert isinstance(tell, ev.TellFailed) and tell.failure.rank == worker.global_rank
 
 
-NOTHING_FOLLOWS = {  # where, what comes before, what changes nothing then
+NOTHING_FOLLOWS = {  # state, earlier events, and events without an effect
     "an exit that is told twice": ("running", "0 ends", "0 exits failed; 0 clears"),
     "a local rank that does not exist": ("running", "", "9 exits failed; -1 clears; 2 hangs"),
     "an exit of a worker that was not started": ("spawning", "", "0 ends"),
@@ -78,7 +78,7 @@ def test_nothing_follows(where: str, before: str, lines: str) -> None:
         assert (story.tell(line), seen(story.core)) == ([], known)
 
 
-# Every pair is decided.
+# Every pair of state and event is decided.
 
 EVENTS = [
     "start", "start ahead", "round 2", "round 0", "interrupted 1", "interrupted 0", "verdict failed", "verdict succeeded",
@@ -102,7 +102,7 @@ IMPOSSIBLE = {
 
 
 def seen(group: WorkerGroup) -> dict[str, Any]:
-    """All that a group knows, but for the story it tells."""
+    """Everything that a group knows, except its story."""
     return {name: copy.deepcopy(getattr(group, name)) for name in WorkerGroup.__dataclass_fields__ if name != "_story"}
 
 

@@ -1,4 +1,4 @@
-"""Jobs in environments that are not ours: what training images hold, the oldest versions we allow, interpreters with hooks."""
+"""Jobs in other environments: packages in training images, the oldest supported versions, interpreters with hooks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.all, pytest.mark.cold]
 
 HEALTH = "TORCHELASTIC_HEALTH_CHECK_PORT"
 ENDPOINTS = ("c10d", "three endpoints")
-# What continuous integration has: the versions that a change is most likely to forget, and small to install.
+# CI's environment: the versions that a change is most likely to break, and small to install.
 IN_CI = "oldest"
 
 
@@ -28,7 +28,7 @@ def marks(environment: Environment, endpoint: str = "c10d") -> tuple[pytest.Mark
 
 @pytest.fixture
 def crowded(launch: Launcher, environment: Environment, tmp_path: Path) -> dict[str, str]:
-    """Agents run in the environment; gives its variables."""
+    """Runs agents in the environment; returns its variables."""
     launch.python = launch.store_python = environment.python
     folder = tmp_path / "environment"
     folder.mkdir()
@@ -57,7 +57,7 @@ def test_two_nodes_form_and_live_through_the_end_of_a_worker_and_of_a_node(
     endpoints = ",".join(f"{host}:{port}" for host in hosts)
     team = Team(launch, Meeting("c10d", endpoints), "2:3", {"lease": 3, "last_call_timeout": 0.5}, env=env)
     agents = [team.start()]
-    del env[HEALTH]  # one agent of a host serves it
+    del env[HEALTH]  # only one agent per host serves it
     agents += team.start_many(2)
     round_ = team.wait_round(agents)
     assert '"world_size": 3' in get(health, "/status").replace('":3', '": 3')
@@ -87,14 +87,14 @@ def test_warm_workers_start_again(launch: Launcher, crowded: dict[str, str]) -> 
     assert job.wait() == 0, job.story
     starts = [line for line in job.lines if line.startswith("start")]
     assert starts[-2:] == ["start 1 True"] * 2, job.story
-    # the first to fail may end the other before that one has said anything
+    # the first one to fail may end the other before that has printed anything
     assert set(starts[:-2]) == {"start 0 True"}, job.story
     assert "start cold" not in job.stderr, job.story
     job.assert_nothing_left()
     wait_for("the folder is empty", lambda: not os.listdir(job.tmp))
 
 
-WITH_FRAMEWORKS = "image"  # which has what images for training have
+WITH_FRAMEWORKS = "image"  # it has the packages of training images
 
 
 @pytest.mark.timeout(4 * LIMIT_S)

@@ -1,6 +1,6 @@
-"""Every code block of every page is run; of those that cannot be run here, a reason is given, and something is checked.
+"""Runs every code block of every page; a block that cannot run here has a reason and another check.
 
-A page's blocks stand in `BLOCKS` in their order.  The tutorials' are run as a whole, in `test_pages.py`.
+`BLOCKS` lists a page's blocks in order.  `test_pages.py` runs the tutorials as a whole.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from aelastic.training import Round
 yaml = pytest.importorskip("yaml")  # PyYAML: in the group dev
 
 LIMIT_S = 150.0
-# Signatures; and examples that `tests/core/test_help.py` reads as the program does.
+# Signatures, and examples that `tests/core/test_help.py` parses like the program.
 GENERATED = {"docs/reference/api.md", "docs/reference/cli.md"}
-# What stands for a reader's machines, devices and packages, and for what waits for an answer.
+# Replacements for a reader's machines, devices and packages, and for commands that wait for input.
 HERE = {
     r"(--nproc-per-node |local_world_size=)8": r"\g<1>1",
     r"--nnodes 2:4": "--nnodes 2",
@@ -71,13 +71,13 @@ class Run:
     """A block that is run, as a script or as a program.
 
     Args:
-        before: what a reader has already.
-        after: what is done then; it may check.
+        before: what the reader already has.
+        after: commands that follow; they may check something.
         code: the last exit code.
         agents: how many run it side by side.
-        script: more of `train.py`.
-        needs: programs or packages; without them it is skipped.
-        is_on_terminal: what it shows is drawn on a terminal, and not looked for.
+        script: additions to `train.py`.
+        needs: programs or packages; the block is skipped without them.
+        is_on_terminal: whether its output is drawn on a terminal, and not checked.
     """
 
     before: str = ""
@@ -91,7 +91,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Checked:
-    """A block that is not run: why, and what holds of it instead."""
+    """A block that is not run: the reason, and a check that replaces the run."""
 
     reason: str
     check: Callable[[Block], None]
@@ -105,7 +105,7 @@ def options_exist(block: Block) -> None:
 
 
 def named(*texts: str, within: str = "") -> Callable[[Block], None]:
-    """Files that a block names are there; of a file, it has the options and words of the block."""
+    """The files that a block names exist, and `within` contains the block's options and words."""
 
     def check(block: Block) -> None:
         for path in re.findall(r"\b(?:deploy|examples|docs)/[\w./@-]*\w", block.text):
@@ -119,7 +119,7 @@ def named(*texts: str, within: str = "") -> Callable[[Block], None]:
 
 
 def from_example(script: str) -> Callable[[Block], None]:
-    """Each line is one of the example, in this order; `...` stands for others."""
+    """The lines appear in the example, in this order; `...` replaces others."""
 
     def check(block: Block) -> None:
         there = iter([line.strip() for line in (ROOT / "examples" / script).read_text().splitlines()])
@@ -130,7 +130,7 @@ def from_example(script: str) -> Callable[[Block], None]:
 
 
 def calls_the_round(block: Block) -> None:
-    """The lines that it adds call the round by what it has."""
+    """The added lines call the round's methods with parameters that exist."""
     calls = re.findall(r"\bround\.(\w+)\((.*)\)", block.text)
     assert calls
     for method, given in calls:
@@ -152,14 +152,14 @@ def asks(block: Block) -> None:
 
 
 def asks_where_it_hangs(block: Block) -> None:
-    """The command is there, and what it shows is a text in the code."""
+    """The command exists, and its output is text from the code."""
     (command,) = block.commands
     assert command.removeprefix("aelastic ") in VERBS
     said(block._replace(text="\n".join(block.shown)))
 
 
 def tells_why(block: Block) -> None:
-    """It is what would be said."""
+    """The output is what the code would print."""
     failure = ProcessFailure.from_elsewhere("n1", 5, 1, 4711, -11, "Signal 11 (SIGSEGV) received by PID 4711")
     ledger = Ledger(blamed=(Blamed("n1", 0.0),))
     decision = RestartPolicy(9).decide(End(cause_of(failure), failure, 1, ledger, now=1.0, seats=8, hosts=8))
@@ -169,7 +169,7 @@ def tells_why(block: Block) -> None:
 
 
 def tells_what_was_spent(block: Block) -> None:
-    """It is what would be said of such a job."""
+    """The output is what the code would print for such a job."""
     spent = TimeSpent()
     hours = {"trained": 24.78, "twice": 1.06, "starting": 0.652, "hung": 0.4347, "drained": 0.1358, "waiting": 0.1086}
     spent.seconds |= {name: 3600 * each for name, each in hours.items()}
@@ -185,14 +185,14 @@ def tells_what_was_spent(block: Block) -> None:
 
 
 def asks_to_rehearse(block: Block) -> None:
-    """Its options are there."""
+    """Its options exist."""
     (words,) = re.findall(r"aelastic rehearse (.*)", block.text)
     chosen = read_options(shlex.split(words), {}, ALL_GROUPS)
     assert chosen["metric"] and chosen["checkpoints"]
 
 
 def in_a_network_of_its_own(block: Block) -> None:
-    """Its commands are carried out, where nothing of this machine is in reach."""
+    """Runs its commands in a separate network namespace, out of reach of this machine."""
     if netns.why_not() or shutil.which("nft") is None:
         pytest.skip(netns.why_not() or "there is no nft (Debian: nftables)")
     command = ["unshare", "--net", "sh", "-ec", f"{block.text}\nnft list ruleset"]
@@ -208,7 +208,7 @@ def texts_in_the_code() -> set[str]:
 
 
 def said(block: Block) -> None:
-    """Each line holds words of a text in the code; frames of a stack are the reader's."""
+    """Each line contains a text from the code; frames of a stack are the reader's."""
     known = texts_in_the_code()
     lines = [line for line in block.text.splitlines() if not re.match(r'\s*(.*File "|…)', line)]
     assert lines and [line for line in lines if not any(text in line for text in known)] == []
@@ -488,7 +488,7 @@ def with_what_is_here(text: str) -> str:
 
 
 def is_seen(line: str, output: str) -> bool:
-    """The line, or what it is about; numbers and names of machines are the reader's."""
+    """Whether the line or its subject is in the output; numbers and names of machines are the reader's."""
     finding = re.match(r"(?:ok|warning|error) +([^:]+(?::\d+)?):", line)
     if finding:
         return bool(re.search(rf"^(ok|warning|error) +{re.escape(finding[1])}:", output, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""A real training on three agents that loses one and gains one: the demo, run as a user runs it."""
+"""A real training on three agents that loses one and gains one: the demo, run as users run it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kit.launching import Job, Launcher
 from kit.waiting import wait_for
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo_elastic.py"
-LIMIT_S = 270.0  # above the demo's own, so that one that hangs says where
+LIMIT_S = 270.0  # above the demo's own limit, so that a hanging demo reports where
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -28,12 +28,12 @@ def run_demo(launch: Launcher, *options: str) -> Job:
 def test_a_training_loses_a_node_in_mid_epoch_and_gains_another_and_reaches_its_accuracy(
     launch: Launcher, options: tuple[str, ...], fault: str
 ) -> None:
-    """With `--any-host` it is the first of three endpoints' hosts, which freezes and dies."""
+    """With `--any-host`, it is the host of the first of three endpoints, which freezes and dies."""
     demo = run_demo(launch, *options)
     assert demo.wait(LIMIT_S) == 0, demo.story
     assert fault in demo.stdout and "demo: It worked: epochs with 6, 4, 6 workers" in demo.stdout
     done = [int(epoch) for epoch in re.findall(r"epoch (\d+)/40 loss", demo.stdout)]
-    assert done == sorted(set(done)) and done[-1] == 40, "an epoch that was saved is not done again"
+    assert done == sorted(set(done)) and done[-1] == 40, "an epoch that was saved is not repeated"
     demo.assert_nothing_left()
 
 

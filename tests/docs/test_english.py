@@ -1,6 +1,6 @@
-"""How pages and help read: phrases that mark a sentence as translated, and sentences that are too long.
+"""The English of pages and help: phrases that mark a sentence as translated, and sentences that are too long.
 
-A phrase that is right where it stands counts as well: there is room for a few.
+The count includes phrases that are fine in their context, so the limit leaves room for a few.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from sources import ROOT
 
-PHRASES_MAX = 61  # in all of what users read; 612 were there once
-WORDS_MAX = 35  # of a sentence
+PHRASES_MAX = 61  # in everything that users read; it used to be 612
+WORDS_MAX = 35  # per sentence
 READ = [
     *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
     *(page for page in ROOT.glob("docs/**/*.md") if not {"adr", "development"} & {*page.relative_to(ROOT).parts}),
     *(path for folder in ("cli", "manual") for path in ROOT.glob(f"aelastic/{folder}/**/*.py")),
 ]
-# Each with what to write instead.
+# Each with a suggestion.
 PHRASES = {
     r"\bin (?:the|its|their) place(?: of)?\b": "instead of; replaces it",
     r"(?<!there )\b(?:is|are|was|were) no (?!longer)[a-z]": "is not a …",

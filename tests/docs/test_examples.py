@@ -1,4 +1,4 @@
-"""The examples, run as a user runs them: as programs, with deadlines, judged by exit code and output."""
+"""The examples, run as users run them: as programs, with deadlines, judged by exit code and output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 TRAIN_DIGITS = EXAMPLES / "demo" / "train_digits.py"
 AELASTIC = "aelastic"
 TORCHRUN = "torch.distributed.run"
-# Some import torch and scikit-learn five times.  Below pytest's own, so that a hanging example shows its output.
+# Some import torch and scikit-learn five times.  Less than pytest's own, so that a hanging example shows its output.
 LIMIT_S = 250.0
 pytestmark = pytest.mark.timeout(LIMIT_S + 50)
 
@@ -90,7 +90,7 @@ def test_the_demo_kills_a_worker_and_the_training_finishes() -> None:
 @pytest.mark.long
 @pytest.mark.all
 def test_supervisors_run_side_by_side_in_a_program_and_one_is_cancelled() -> None:
-    done = run_python(EXAMPLES / "embed.py", env={"OMP_NUM_THREADS": "1"})  # as our command line sets it
+    done = run_python(EXAMPLES / "embed.py", env={"OMP_NUM_THREADS": "1"})  # as our command line does
     assert done.returncode == 0, done.stdout + done.stderr
     for line in ("training: SUCCEEDED", "flaky: SUCCEEDED", "of 2 workers 0 are left", "left behind: nothing"):
         assert line in done.stdout

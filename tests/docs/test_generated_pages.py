@@ -1,4 +1,4 @@
-"""The pages that are made from the code: what the reader of cores finds, and what it refuses."""
+"""Pages generated from the code: what the reader of cores finds, and what it rejects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from machines import Core, invariants_of, read_core
 from sources import ROOT, Source, methods_of, own_method
 from ways import UndecidedError
 
-FIELDS_MAX = 15  # of a core
+FIELDS_MAX = 15  # per core
 
 LAMP = '''
 """A lamp."""
@@ -126,9 +126,9 @@ def test_the_reader_imports_nothing_of_the_package() -> None:
 
 
 def unproven(cls: ast.ClassDef) -> list[str]:
-    """Handlers that look at no phase, and matches on phase or event of which the type checker proves nothing.
+    """Handlers that look at no phase, and matches on phase or event that the type checker does not prove complete.
 
-    Where `_dispatch` itself decides the phases in which all events are alike, a handler may be the same in the others.
+    If `_dispatch` itself decides the phases in which all events are alike, handlers may ignore the other phases.
     """
     methods = methods_of(cls)
     matches = {
@@ -178,6 +178,6 @@ def test_what_a_core_ignores_has_a_reason_and_all_else_is_explained() -> None:
     for module, cls in core_pages.all_cores():
         core = read_core(module, cls.name)
         silent = {pair for pair, ways in core.ways.items() for way in ways if way.is_ignored and not way.note}
-        assert not silent, f"{cls.name}: say why in a comment: `return []  # …`"
+        assert not silent, f"{cls.name}: give the reason in a comment: `return []  # …`"
         named = [*core.phases.items(), *core.events, *core.actions]
         assert [name for name, text in named if not text] == [], cls.name

@@ -1,4 +1,4 @@
-"""What pages show is true: tutorials are run from top to bottom, and every command line has options that exist."""
+"""Pages are true: tutorials run from top to bottom, and every command line has options that exist."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def test_a_tutorial_run_from_top_to_bottom_shows_what_it_says(tmp_path: Path, wa
         if name := re.search(r'title="(.+?)"', block.title):
             (tmp_path / name[1]).write_text(block.text)
         elif block.language == "console":
-            # An agent in the background is one process, as in a shell that has `python` on its path.
+            # A background agent is a single process, as in a shell that has `python` on its path.
             script += [line.replace("python ", f"{shlex.quote(sys.executable)} ", 1) for line in block.commands]
             script.append("echo; echo '=== end of a block'")
             expected.append(block.shown)
-    assert expected, "a tutorial has something to run"
-    # Then workers have to be what users have, and no forks of ours.
+    assert expected, "a tutorial must have commands"
+    # These pages need the users' own kind of workers, not our forks.
     is_looked_into = page.stem in {"hang", "in-place", "rehearse", "spent"}
     output = run_in_shell(tmp_path, "\n".join(script), {} if is_looked_into else warm.env, LIMIT_S)
     told = output.split("=== end of a block\n")

@@ -1,4 +1,4 @@
-"""What a release consists of: packages that are complete and install from an index, workflows that call verbs that exist."""
+"""Release contents: packages that are complete and install from an index, workflows that call existing make targets."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ import os, sys, aelastic
 sys.stdout.write(f"{aelastic.__file__} {os.environ['RANK']}\\n")
 """
 VERSION = re.compile(r"aelastic (\S+) \(torch (\S+|not installed), Python \d+\.\d+\.\d+\)\n")
-# A command that takes the package from an index.  Nothing that users read has one before the first release is there;
-# docs/development/release.md says what changes then.
+# A command that takes the package from an index.  User documentation has none before the first release;
+# docs/development/release.md describes what changes then.
 FROM_THE_INDEX = re.compile(
     r"\b(?:pip3?|pipx|uv|poetry|pdm) (?:install|add|run|tool install|pip install)\b[^\n`]*?(?<![\w./=-])aelastic(?![\w./*-])[^\n`]*"
 )
@@ -59,7 +59,7 @@ def run(*command: str | Path, cwd: Path, **env: str) -> str:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A source distribution, and the wheel that is built from it."""
+    """A source distribution, and the wheel built from it."""
     if find_spec("hatch_vcs") is None:
         pytest.skip("hatch-vcs is not installed")
     folder = tmp_path_factory.mktemp("dist")
@@ -104,7 +104,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @contextmanager
 def local_index(folder: Path, *files: Path) -> Iterator[str]:
-    """A package index as anyone can make one: a folder for each project, served as it is."""
+    """A package index as anyone can make one: a folder per project, served as is."""
     project = folder / "simple" / "aelastic"
     project.mkdir(parents=True)
     for file in files:
@@ -127,7 +127,7 @@ def test_wheel_and_source_distribution_install_from_an_index_and_run_a_job(
     (home,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     (tmp_path / "hello.py").write_text(SCRIPT)
     nothing_else = {
-        "PYTHONPATH": "",  # the tests may run on a copy of the repository that is named there
+        "PYTHONPATH": "",  # the tests may run on a copy of the repository that is in this variable
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_FIND_LINKS": "",
         "PIP_EXTRA_INDEX_URL": "",
@@ -153,7 +153,7 @@ def test_wheel_and_source_distribution_install_from_an_index_and_run_a_job(
         assert installed and installed[2] == "not installed"
         assert packages[1].name.startswith(f"aelastic-{installed[1]}-")
 
-        # Its dependencies, torch among them, are lent by this environment; nothing else of it is seen first.
+        # This environment lends its dependencies, torch among them; its other packages must not come first.
         lent = [path for path in sys.path if path.endswith("site-packages") and (Path(path) / "torch").exists()]
         (home / "lent.pth").write_text("\n".join(lent) + "\n")
         job = (python, "-m", "aelastic", "--nproc-per-node", "2", "hello.py")
@@ -243,7 +243,7 @@ def test_workflows_and_hooks_call_verbs_that_exist_and_no_others() -> None:
         for each in called
         if each[1] not in others and re.sub(r"make ([\w-]+)( ARGS=\S+)?", r"\1", each[1]) not in verbs
     }
-    # What only the hosting site can do.
+    # Only the hosting site can do this.
     assert {line.split(" --")[0] for _, line in unknown} == {'gh release create "$GITHUB_REF_NAME"'}
 
 
@@ -265,7 +265,7 @@ def test_a_release_is_tested_and_its_packages_are_attested_before_they_are_publi
     assert release["publish"]["needs"] == ["test", "build"]
     assert release["publish"]["permissions"] == {
         "id-token": "write"
-    }  # trusted publishing, and no token that could leak
+    }  # trusted publishing, without a token that could leak
     assert {name for name, job in release.items() if "publish" in job.get("needs", [])} == {"announce", "docs"}
     (attested,) = (step for step in release["build"]["steps"] if "attest-build-provenance" in step.get("uses", ""))
     assert attested["with"]["subject-path"] == "dist/*, build/sbom.cdx.json"
@@ -286,9 +286,14 @@ def test_what_the_package_imports_is_required_and_what_extras_bring_is_used() ->
     extras = {name: needs for name, needs in PROJECT["optional-dependencies"].items() if name not in {"dev", "all"}}
     offered = {Requirement(each).name for needs in (PROJECT["dependencies"], *extras.values()) for each in needs}
     known = {*sys.stdlib_module_names, "aelastic", *(IMPORTED.get(name, name.replace("-", "_")) for name in offered)}
-    known |= {name.partition("-")[0] for name in offered}  # opentelemetry-sdk and its like share a package
+    known |= {name.partition("-")[0] for name in offered}  # opentelemetry-sdk and similar packages share a name prefix
     known |= {"yarl", "sitecustomize", "_forkserver"}  # aiohttp's own; modules of ours that are found by path
-    known |= {"accelerate", "lightning", "pytorch_lightning", "transformers"}  # the script that asks for them has them
+    known |= {
+        "accelerate",
+        "lightning",
+        "pytorch_lightning",
+        "transformers",
+    }  # imported for scripts that use them
     assert imported - known == set()
     for needed in PROJECT["dependencies"]:
         assert Requirement(needed).name in imported

@@ -1,4 +1,4 @@
-"""What the page of the tests says of the rings is what holds."""
+"""The page about the tests describes the rings correctly."""
 
 from __future__ import annotations
 

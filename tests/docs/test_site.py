@@ -1,4 +1,4 @@
-"""The documentation site: it is built without the network, a dead link fails the build, and its pages fetch nothing."""
+"""The documentation site builds without network access, fails on dead links, and has pages that fetch nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_site_is_built_with_all_links_alive_and_no_page_fetches_anything(sit
     assert len(pages) >= len([*ROOT.glob("docs/**/*.md")])
     texts = {page: page.read_text() for page in pages}
     assert [page for page, text in texts.items() if FETCHED.search(text)] == []
-    # No page names a file by a path that leads nowhere.
+    # No page links to a missing file.
     assert not [
         (page, path) for page, text in texts.items() for path in re.findall(r"<code>((?:\.\./)+[^<]*)</code>", text)
     ]

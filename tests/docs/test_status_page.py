@@ -1,4 +1,4 @@
-"""The page of a running agent, asked as a browser and as a program asks, and opened in headless Chromium."""
+"""The page of a running agent, requested like a browser and like a program, and opened in headless Chromium."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def get(url: str, accept: str) -> tuple[str, str | None]:
 
 
 def served(launch: Launcher, script: str, *options: str) -> tuple[Job, str]:
-    """A job, and where its page is."""
+    """A job, and the URL of its page."""
     job = launch(script, "--standalone", *options, env={"TORCHELASTIC_HEALTH_CHECK_PORT": "0"})
     return job, str(wait_for("a port is told", lambda: re.search(r"answered at (http://\S+)", job.stderr))[1])
 
@@ -58,9 +58,9 @@ def test_the_page_shows_the_job_and_its_workers_and_a_failure_as_text(launch: La
     assert "<title>HEALTHY: " in dom and "owned" not in re.search(r"<title>.*?</title>", dom)[0]  # type: ignore[index]
 
 
-# What an agent tells, in place of its server, and what is then on the page.
+# Replaces the server by an agent's answer, and shows what is then on the page.
 ANSWERED = """<script>window.fetch = async () => ({ json: async () => (%s) });</script>"""
-# As wide as a phone: a window of headless Chromium is wider.
+# As wide as a phone: a window of headless Chromium cannot be that narrow.
 PHONE = """<iframe width="390" height="800" srcdoc="%s"></iframe><pre id="probe"></pre><script>setTimeout(() => {
   const page = document.querySelector('iframe').contentDocument, read = (id) => page.getElementById(id).textContent;
   const table = page.querySelector('.scroll');

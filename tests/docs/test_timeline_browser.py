@@ -1,4 +1,4 @@
-"""The page in a real browser, headless Chromium: what is drawn has a size, and nothing covers anything."""
+"""The page in a real browser, headless Chromium: everything drawn has a size, and nothing covers anything else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aelastic.tools.timeline.html import page
 
 pytestmark = pytest.mark.all  # `tests/core/test_timeline*` read the page without a browser
 
-# Answers, from inside the page, where everything is in pixels; then what a reader does, and what is seen then.
+# Reports, from inside the page, the position of everything in pixels; then a reader's actions, and their effects.
 PROBE = """<pre id="probe"></pre><script>
 const boxes = (query) => [...document.querySelectorAll(query)].map((el) => {
   const { left, top, width, height } = el.getBoundingClientRect(), style = getComputedStyle(el);
@@ -40,7 +40,7 @@ press('/');
 document.getElementById('probe').textContent = JSON.stringify({ ...drawn, found, heights, windows,
   is_focused: document.activeElement === find });
 </script></body>"""
-# Pages on a phone, one beside the other.
+# Pages on phones, side by side.
 PHONES = """<!DOCTYPE html><body style="margin:0">{}<pre id="probe"></pre><script>onload = () => {{
   const told = [...document.querySelectorAll('iframe')].map((phone) => {{
     const root = phone.contentDocument.documentElement, wide = [];
@@ -56,15 +56,15 @@ PHONES = """<!DOCTYPE html><body style="margin:0">{}<pre id="probe"></pre><scrip
 
 
 def browse(folder: Path, text: str, fragment: str = "") -> str:
-    """The page as the browser has it, once its script has run."""
+    """The page as rendered in the browser, once its script has run."""
     file = folder / "page.html"
     file.write_text(text)
     return dom_of(f"{file.as_uri()}{fragment}", folder)
 
 
 def look(folder: Path, text: str, probe: str = PROBE) -> dict[str, Any]:
-    """Where everything is in pixels; or what another probe answers."""
-    # The page lets no script run but its own; this one is to run, too.
+    """Positions of everything in pixels, or the result of another probe."""
+    # The page's policy allows only its own script; this allows the probe as well.
     opened = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text).replace(
         "</body>", probe or "</body>"
     )
@@ -154,14 +154,14 @@ def test_the_script_runs_and_zooms_and_nothing_that_a_log_brings_along_runs(tmp_
         "</title></text></svg><img src=x onerror=\"document.body.id='owned'\"><script>document.body.id='owned'</script>"
     )
     logs = *a_crash(attack), NodeLog(attack, begins=3.0), NodeLog(HOSTILE, begins=3.0)
-    # Not even were it not escaped: the last line of defence is the page's policy.
+    # Even if escaping failed, the page's policy would be the last line of defence.
     forced = page(story_of(*logs)).replace("<h2>", f"{attack}<h2>", 1)
     whole, close = browse(tmp_path, forced), browse(tmp_path, forced, "#t=9.9,10.4")
 
-    assert '<html lang="en" class="live">' in whole  # the page's own policy lets it
+    assert '<html lang="en" class="live">' in whole  # the page's own policy allows it
     assert 'id="owned"' not in whole
     without = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", forced)
-    assert 'id="owned"' in browse(tmp_path, without)  # or the test could not fail
+    assert 'id="owned"' in browse(tmp_path, without)  # otherwise the test could not fail
 
     widths = [
         {
@@ -174,7 +174,7 @@ def test_the_script_runs_and_zooms_and_nothing_that_a_log_brings_along_runs(tmp_
     assert widths[0]["stop"] < 10
     assert widths[1]["stop"] == pytest.approx(0.1 / 0.5 * 1014, abs=2)
     assert ">10.1 s<" in close and ">10.1 s<" not in whole
-    assert "barrier" not in widths[1]  # it is out of sight
+    assert "barrier" not in widths[1]  # it is out of view
 
 
 def test_on_a_phone_nothing_is_wider_than_the_screen_but_the_picture_and_long_lists(tmp_path: Path) -> None:

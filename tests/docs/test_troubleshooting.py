@@ -1,4 +1,4 @@
-"""The page that explains messages has each one that the code can write, and no other; and the variables are listed."""
+"""The page that explains messages has every message of the code, and no other; and the variables are listed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def listed() -> list[str]:
 
 
 def topics_of_errors() -> dict[str, str]:
-    """Each topic that an error of the code carries, and the file that names it."""
+    """Each topic of an error in the code, and the file that contains it."""
     found = {}
     for module in package():
         for node in module.nodes:

@@ -1,7 +1,7 @@
-"""Hosts of endpoints that go in the middle of a claim or as a job fails, and most of them that go.
+"""Hosts of endpoints that die in the middle of a claim or while a job fails, and the loss of most of them.
 
-The simulation has them go at each step (`test_quorum.py` and `test_simulated_endpoints.py` there): here are real
-stores.
+The simulation kills them at each step (`test_quorum.py` and `test_simulated_endpoints.py` there); here the stores are
+real.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.all, pytest.mark.timeout(300)]
 ALL = (0, 1, 2)
 CUT_S = {"soak": 60.0}.get(EFFORT, 4 * LEASE_S)
 
-# In an agent: a claim is held when so many of its writes to stores have begun, as long as a file says how many.
-# It locks stores and writes its vote to each, which is four writes at least: a store that answers late is left out.
+# In an agent: while a file names a number, a claim stops once that many of its writes to stores have begun.
+# A claim locks stores and writes its vote to each: at least four writes, as a store that answers late is skipped.
 HELD = f"""{HASTY}
 import os
 import pathlib
@@ -66,7 +66,7 @@ def held(there: Battlefield, index: int) -> Path:
 
 
 def test_a_host_may_go_in_the_middle_of_a_claim(launch: Launcher, tmp_path: Path) -> None:
-    """The coordinator's agent was stopped for a lease, and is back when the one that claims its place goes."""
+    """The leader's agent was stopped for a lease, and is back when the agent that claims its place dies."""
     hold = tmp_path / "hold"
     with battlefield(launch, "c10d on three", tmp_path, wrapper=HELD, HOLD=str(hold)) as there:
         for fault, begun in (("agent_killed", 1), ("host_frozen", 2), ("cut_off", 3)):
@@ -118,7 +118,7 @@ def test_without_most_endpoints_workers_go_on_and_what_fails_waits_for_them_and_
 def test_a_coordinator_that_is_cut_off_as_the_job_fails_ends_nothing_that_the_others_go_on_with(
     launch: Launcher, tmp_path: Path
 ) -> None:
-    """The last restart is used up 0.3 s after the failure; by then the coordinator reaches no other node."""
+    """The last restart is used up 0.3 s after the failure, and by then the leader reaches no other node."""
     with battlefield(launch, "c10d", tmp_path, max_restarts=0, coordinator=0) as there:
         fence, began = there.fence, time.monotonic()
         undo = there.cut_off(0)

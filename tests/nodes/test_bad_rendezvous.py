@@ -1,4 +1,4 @@
-"""Endpoints that are none, programs that are no agents, agents of another job: a clear error there, and no harm here."""
+"""Invalid endpoints, strange programs, agents of other jobs: each gets a clear error, and the job is unharmed."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ pytestmark = pytest.mark.usefixtures("warm_stores")
 
 
 def error_of(agent: Agent) -> str:
-    """The one line that says why an agent did not take part."""
+    """The line with which an agent reports why it did not take part."""
     (line,) = [line for line in agent.stderr.splitlines() if line.startswith("aelastic: error: ")]
     assert "Traceback" not in agent.stderr
     return line
 
 
-# Waiting in vain.
+# Timeouts.
 
 
-# The agents of two must have met by then; longer where a machine has a longer deadline, since it is slow.
+# Two agents must meet within this time, which is longer on slow machines, where deadlines are longer.
 JOIN_TIMEOUT_S = DEADLINE_S / 6
-# In an agent: what is waited for is said well before it is given up.
+# In an agent: it names what it is waiting for well before it gives up.
 TELLS_OFTEN = """
 from aelastic.rdzv.leader import leader
 from aelastic.rdzv.member import search
@@ -48,7 +48,7 @@ leader.WAITING_TEXT_INTERVAL_S = search.NOTE_INTERVAL_S = 1.0
 @pytest.mark.all
 @pytest.mark.ci
 def test_what_agents_wait_for_in_vain_is_named_while_they_wait_and_in_the_end(launch: Launcher) -> None:
-    """An endpoint without a server or of another kind, and other nodes: all at once, since most give up late."""
+    """No server at the endpoint, another kind of server, missing nodes: in parallel, as most time out late."""
     nonsense, other_http = answering(os.urandom(4096)), http_server(404)
     more: dict[str, Any] = {"wrapper": TELLS_OFTEN}
     with nonsense as nonsense_port, other_http as http_port, ExitStack() as teams:
@@ -78,7 +78,7 @@ def test_what_agents_wait_for_in_vain_is_named_while_they_wait_and_in_the_end(la
             assert not agent.starts
 
 
-# What is thrown at the coordinator.
+# Bad input to the leader's port.
 
 
 def frame(word: str, fields: object) -> bytes:
@@ -97,7 +97,7 @@ def hello(team: Team) -> bytes:
 
 
 def answer_to(port: int, data: bytes, limit_s: float = DEADLINE_S) -> list[Downward]:
-    """What the coordinator says to some bytes until it hangs up."""
+    """The leader's reply to some bytes, until it closes the connection."""
     decoder = Decoder(DOWNWARD)
     words: list[Downward] = []
     with socket.create_connection(("127.0.0.1", port), timeout=limit_s) as connection, suppress(ConnectionError):
@@ -108,7 +108,7 @@ def answer_to(port: int, data: bytes, limit_s: float = DEADLINE_S) -> list[Downw
 
 
 def stream_port(agent: Agent) -> int:
-    """Of the ports that an agent has open that at which it coordinates."""
+    """The port, among an agent's open ones, on which it leads."""
 
     def coordinates(port: int) -> bool:
         try:
@@ -116,13 +116,13 @@ def stream_port(agent: Agent) -> int:
         except OSError:
             return False
 
-    # The workers' store, where nobody answers yet, is not asked.
+    # Skip the workers' store, where nobody answers yet.
     (port,) = filter(coordinates, agent.ports() - {agent.starts[-1].master_port})
     return port
 
 
 def test_other_terms_and_nonsense_are_refused_and_the_job_goes_on_undisturbed(launch: Launcher) -> None:
-    """What says nothing, or half of something: `test_strangers.py`; what has not the job's secret: `test_secret.py`."""
+    """`test_strangers.py` covers silence and half a message, `test_secret.py` connections without the job's secret."""
     with team_of(launch, c10d(), "2:3", conf={"last_call_timeout": 0.1}) as team:
         agents = team.start_many(2)
         round_ = team.wait_round(agents)
@@ -137,13 +137,13 @@ def test_other_terms_and_nonsense_are_refused_and_the_job_goes_on_undisturbed(la
         team.finish(team.wait_round(agents, after=round_))
 
 
-# An agent of the version before.
+# An agent of the previous version.
 OLDER = """
 from aelastic.rdzv.protocol import codec
 
 codec.PROTOCOL -= 1
 """
-# The same, which does not find the version in the cell.
+# The same, but it does not find the version in the cell.
 OLDER_AND_BLIND = """
 from aelastic.rdzv.member import member
 
@@ -192,7 +192,7 @@ def assert_refused_as_nonsense(team: Team) -> None:
         frame("Hello", [[[]]] * 1000),
     ):
         said = answer_to(port, nonsense)
-        # One that throws megabytes may have its connection reset before it has read why.
+        # If it sends megabytes, its connection may be reset before it has read the reason.
         assert len(said) <= 1, (nonsense[:80], said)
         assert all(isinstance(word, Refused) for word in said), (nonsense[:80], said)
     (refused,) = answer_to(port, hello(team))

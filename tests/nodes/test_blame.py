@@ -1,4 +1,4 @@
-"""Hosts that are blamed: a host whose worker is ended by a segmentation fault twice has no seat, and the others go on."""
+"""Blamed hosts: a host whose worker dies of a segmentation fault twice is excluded, and the others continue."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_host_that_breaks_twice_has_no_seat_and_a_person_gives_it_back(launch:
             assert "n2 blamed: after a second time within a day" in verb(agent.folder, "why").out
         assert verb(n1.folder, "uncordon", "n2").code == 0
         wait_for("n2 is back", lambda: starts("2 n2 3") == 1)
-        # A person takes the seat away again.
+        # A user excludes the host again.
         assert verb(n1.folder, "cordon", "n7").code == 1
         cordoned = verb(n1.folder, "cordon", "n2", "--reason", "its fans")
         assert cordoned.code == 0 and ": n2 is cordoned for " in cordoned.out, cordoned

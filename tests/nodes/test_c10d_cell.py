@@ -1,6 +1,6 @@
-"""Cells in the stores `c10d` and `static`: which agent serves the store, what else may be at the endpoint, what dies and what is left.
+"""Cells in the stores `c10d` and `static`: who serves the store, other servers at the endpoint, deaths, and leftovers.
 
-What cells promise in every store is in `test_cells.py`.
+`test_cells.py` has the promises that cells keep in every store.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from aelastic.workers.tcpstore.child import StoreProcess
 from aelastic.workers.tcpstore.host import StoreHost
 
 DEADLINE_S = 60.0
-# Cold where a store dies: the process that stands for a warm one is gone a moment before its port.
+# Tests in which a store dies start it cold: a warm store's stand-in process exits shortly before its port closes.
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
 
@@ -62,12 +62,12 @@ def client_of(cell: EndpointCell) -> Any:
 
 
 def pid_of(cell: EndpointCell) -> Any:
-    """The child process that speaks to the store, or serves it."""
+    """The child process that serves the store or connects to it."""
     return client_of(cell)._process.pid
 
 
 class World:
-    """Makes cells on this machine; knows the processes that they start by a mark in the environment."""
+    """Makes cells on this machine, and finds the processes that they start by a marker in the environment."""
 
     def __init__(self, stack: AsyncExitStack, folder: Path) -> None:
         self.stack = stack
@@ -88,14 +88,14 @@ class World:
         return [entry.pid for entry in proc_table.processes() if proc_table.carries(entry.pid, self.mark.encode())]
 
     def in_the_child(self, body: str) -> dict[str, str]:
-        """An environment in which the child first runs this line."""
+        """An environment in which the child runs this line first."""
         return self.env | in_each_store(self.folder, body)
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """Every test ends with what it began with: no process and no descriptor is left."""
-    await anyio.getaddrinfo("127.0.0.1", 0)  # threads and what else a loop makes once
+    """Checks that each test leaves no process and no descriptor behind."""
+    await anyio.getaddrinfo("127.0.0.1", 0)  # threads and whatever else a loop creates once
     before = descriptors()
     async with AsyncExitStack() as stack:
         world = World(stack, tmp_path)
@@ -106,13 +106,13 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time after which a silent store is looked at, short."""
+    """Shortens the time after which a silent store is checked."""
     monkeypatch.setattr(tcp_store, "SILENCE_S", 1.5)
 
 
 @pytest.fixture
 def hurry_at_silence(hurry: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that says nothing is given up soon, too; to connect takes as long as it takes."""
+    """Gives up early on a silent server as well; connecting may take as long as usual."""
     first_words = endpoints.first_words
 
     async def look(endpoint: Endpoint) -> str:
@@ -132,7 +132,7 @@ async def test_the_first_agent_on_the_endpoints_machine_serves_the_store_and_oth
     endpoint = f"localhost:{quiet_port()}"
     agents = [world.c10d(endpoint) for _ in range(4)]
     async with anyio.create_task_group() as tasks:
-        for agent in agents:  # at once, and one gets the port
+        for agent in agents:  # at the same time, and only one gets the port
             tasks.start_soon(until_answered, agent.open)
 
     await written(agents[0], A)
@@ -181,7 +181,7 @@ async def test_the_user_may_say_which_agent_serves(world: World) -> None:
     with pytest.raises(RefusedError, match=f"{endpoint}: Connection refused"):
         await client.open()
 
-    # An address of a gateway, say.
+    # A gateway's address, for example.
     server = world.c10d(f"192.0.2.1:{endpoint.partition(':')[2]}", is_host="True")
     await server.open()
     await client.open()
@@ -200,7 +200,7 @@ async def test_the_user_may_say_which_agent_serves(world: World) -> None:
 async def test_a_name_of_several_hosts_is_warned_of(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, addresses: str, others: str
 ) -> None:
-    """Not so several addresses of one host, or its other family, which this host may not have."""
+    """Not for several addresses of one host, or for an address family that this host may lack."""
     port = quiet_port()
 
     async def resolve(_: Endpoint, within_s: float) -> list[tuple[int, tuple[str, int]]]:
@@ -216,7 +216,7 @@ async def test_a_name_of_several_hosts_is_warned_of(
 @pytest.mark.all
 @pytest.mark.ci
 async def test_torch_itself_can_read_the_endpoint_byte_for_byte(world: World) -> None:
-    """Agents of other versions, and people with torch's own tools, find a job by this key and this text."""
+    """Agents of other versions, and users of torch's own tools, find a job by this key and text."""
     endpoint = f"127.0.0.1:{quiet_port()}"
     cell = world.c10d(endpoint, "a job/1")
     await cell.open()
@@ -243,13 +243,13 @@ async def test_torch_itself_can_read_the_endpoint_byte_for_byte(world: World) ->
     assert done.stdout.splitlines() == ["a%20job%2F1", text, "2"], "two keys, and nothing else"
 
 
-# What else may be there.
+# Other servers at the endpoint.
 
 
 @pytest.mark.parametrize(
     "endpoint, error, words",
     [
-        # No host has an address of TEST-NET-1 (RFC 5737): another machine is never served for.
+        # No host has an address in TEST-NET-1 (RFC 5737), and an agent never serves on another machine's behalf.
         ("192.0.2.1:0", InputError, "port 0 is for an endpoint on this host: use a fixed port"),
         (
             "no-such-host.invalid:29400",
@@ -282,7 +282,7 @@ async def test_a_host_that_is_elsewhere_or_not_known_is_named(
             id="zeros",
             marks=pytest.mark.all,
         ),
-        # It waits for the end of a line, and torch for an answer, both for ever.
+        # It waits for the end of a line while torch waits for an answer, both forever.
         pytest.param(
             http_server,
             RendezvousStateError,
@@ -290,7 +290,7 @@ async def test_a_host_that_is_elsewhere_or_not_known_is_named(
             id="http",
             marks=pytest.mark.all,
         ),
-        # It may be a store that starts.
+        # It may be a store that is starting.
         pytest.param(lambda: answering(b""), RendezvousConnectionError, "closed the connection", id="hangs up"),
     ],
 )
@@ -338,7 +338,7 @@ async def test_another_jobs_endpoint_is_refused(world: World) -> None:
             await cell.open()
 
 
-# What dies, and what comes back.
+# Deaths and recoveries.
 
 
 @pytest.mark.cold
@@ -351,10 +351,10 @@ async def test_when_the_store_dies_with_its_agent_another_on_the_machine_serves_
 
     await server.aclose()
     with pytest.raises(RendezvousConnectionError, match="refused"):
-        await other.write(B)  # it does not serve an empty store for that
+        await other.write(B)  # it does not react by serving an empty store
 
     assert await other.read() is None, "the new store is empty"
-    assert await leader.write(renewed(mine)) is None, "the leader hears that it has been forgotten"
+    assert await leader.write(renewed(mine)) is None, "the leader learns that the store has lost its data"
     await written(leader, renewed(mine))
     assert await other.read() == renewed(mine)
     assert leader.own_address == "127.0.0.1" and other.own_address == ""
@@ -382,7 +382,7 @@ async def test_a_store_that_is_gone_is_told_and_a_new_one_has_what_is_first_writ
     assert await leader.write(renewed(A)) == B, "another agent leads"
     assert await leader.read() == B
 
-    # It leads again, and leaves in a store that does not know it.
+    # It leads again, and leaves while the store does not know it.
     mine = await written(leader, stored_by("a", term=2))
     await new.aclose()
     last = world.c10d(endpoint)
@@ -410,7 +410,7 @@ async def test_a_write_whose_answer_was_lost_counts_as_long_as_no_other_agent_ha
         patch.setattr(store, "compare_set", lose_the_answer)
         with pytest.raises(TimeoutError):
             await cell.write(renewed(A))
-    assert await other.read() == renewed(A), "it has taken effect"
+    assert await other.read() == renewed(A), "the write took effect"
 
     if is_by_another:
         await written(other, B)
@@ -460,23 +460,23 @@ async def test_a_store_that_hangs_is_left_and_found_again(world: World, monkeypa
             with pytest.raises(RendezvousConnectionError, match=r"no answer from .* within"):
                 await client.read()
             assert pid_of(client) is None, "it would wait without end"
-            # To an agent that has known it as a store it is one that hangs, and not something else.
+            # An agent that has seen a store there reports that it hangs, not that it is something else.
             with pytest.raises(
                 RendezvousConnectionError,
                 match=r"no answer from .*: it accepted the connection but did not answer for 2.5 s",
             ):
                 await client.open()
-            # Nor does the agent that serves it give the store up so soon.
+            # The agent that serves the store does not give up that soon either.
             with pytest.raises(RendezvousConnectionError, match=r"no answer from .* within"):
                 await server.write(renewed(A))
     finally:
         os.kill(pid_of(server), signal.SIGCONT)
 
-    await renew(server, A)  # it took effect when the store went on, and its answer came too late
+    await renew(server, A)  # it took effect when the store resumed, and its answer came too late
     assert await client.read() == renewed(A)
 
 
-# What no agent wrote (`test_etcd_settings.py` has more of it).
+# Data that no agent wrote (more of it in `test_etcd_settings.py`).
 
 
 NO_AGENTS = r"key aelastic/job/leader .* was not written by an aelastic agent"
@@ -511,13 +511,13 @@ async def test_what_no_agent_wrote_over_the_cell_of_a_leader_is_replaced(
     mine = await written(cell, A)
     for text in (b"hello", b"0\n{}"):
         assert await client_of(cell).compare_set("aelastic/job/leader", await cell._store.get(), text) == text
-        assert await cell.write(renewed(mine)) is None, "it counts as nothing"
+        assert await cell.write(renewed(mine)) is None, "it is ignored"
         mine = await written(cell, renewed(mine))
         assert await cell.read() == mine
     assert "another program wrote over the record of this leader: registering it" in caplog.text
 
 
-# Cancelled, and left behind.
+# Cancellation and abandonment.
 
 
 async def test_cancelled_while_the_child_starts_the_port_stays_ours_and_the_next_try_serves(world: World) -> None:
@@ -561,7 +561,7 @@ async def test_a_child_that_still_connects_does_not_connect_to_the_store_that_it
         endpoint = f"127.0.0.1:{sock.getsockname()[1]}"
         cell = world.c10d(endpoint)
         await give_up_while_it_waits(cell)
-        accepted, _ = sock.accept()  # of our own look, which it closed
+        accepted, _ = sock.accept()  # from our own check, which closed it
         accepted.close()
         accepted, _ = sock.accept()
     with accepted, anyio.fail_after(READ_TIMEOUT_S / 2):
@@ -623,11 +623,11 @@ async def test_without_torch_the_user_is_told(world: World) -> None:
         await world.c10d(endpoint, is_host="false").open()
 
 
-# `static`: node 0 and the store of its workers.
+# `static`: node 0 and its workers' store.
 
 
 class Nodes:
-    """Cells of the nodes of a `static` job; the store of node 0 is served as the supervisor does."""
+    """Cells of the nodes of a `static` job; node 0's store is served as by the supervisor."""
 
     def __init__(self, world: World, host: StoreHost) -> None:
         self.world, self.host = world, host
@@ -663,7 +663,7 @@ async def test_node_0_leads_and_the_others_read_it_in_the_workers_store(nodes: N
     await zero.open()
     assert await zero.read() is None
     assert await one.read() is None
-    assert await one.write(B) is None, "only node 0 changes anything"
+    assert await one.write(B) is None, "only node 0 may change anything"
 
     async def is_told(stored: StoredCell) -> bool:
         return await one.read() == stored
@@ -693,9 +693,9 @@ async def test_every_rounds_store_is_new_and_names_the_coordinator(nodes: Nodes)
         assert nodes.host.open(nodes.port) == nodes.port
 
         async def is_new(mine: bytes = b"%d" % visit) -> bool:
-            # The process that serves it hears of the round a moment later; till then keys of an earlier one are there.
+            # The process that serves it learns of the round a moment later; until then it has the previous keys.
             try:
-                await one.open()  # the connection to the last round's store ended with that store
+                await one.open()  # the connection to the last round's store closed with that store
                 return bool(await client_of(one).compare_set("visit", b"", mine) == mine)
             except RendezvousConnectionError:
                 return False
@@ -703,7 +703,7 @@ async def test_every_rounds_store_is_new_and_names_the_coordinator(nodes: Nodes)
         await until("a store without keys of an earlier round", is_new)
         assert await until("it is told", one.read) == A
         nodes.host.serve()
-        # Workers of this round may have come before: the store is still the one of `open`.
+        # This round's workers may have been faster: the store is still the one that `open` found.
         assert await client_of(one).compare_set("visit", b"", b"x") == b"%d" % visit
 
 

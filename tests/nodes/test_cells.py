@@ -1,4 +1,4 @@
-"""Every cell keeps the same promises: `endpoint_cell.py` and `stores/store.py` say which, `cell_kits.py` on which stores."""
+"""Every cell keeps the promises of `endpoint_cell.py` and `stores/store.py`, on each store in `cell_kits.py`."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_each_renewal_is_seen_and_another_agent_that_has_seen_the_last_wri
 
     theirs = await written(b, stored_by("b", term=2))
 
-    assert await a.write(renewed(mine)) == theirs, "the leader before it changes nothing, and learns who leads"
+    assert await a.write(renewed(mine)) == theirs, "the previous leader changes nothing, and learns who leads"
     assert await b.read() == theirs
 
 
@@ -142,7 +142,7 @@ LARGEST = 17_000  # nodes
 
 
 async def test_the_largest_cell_of_a_job_is_kept(cells: MakeCell) -> None:
-    """A round of thousands of nodes, and the next."""
+    """A round with thousands of nodes, and the next round."""
     a, b = await opened(cells), await opened(cells)
     rounds = [payload_with(number, LARGEST) for number in (1, 2)]
     assert all(0.9 * PAYLOAD_MAX < len(each) <= PAYLOAD_MAX for each in rounds)
@@ -186,11 +186,11 @@ async def test_strange_run_ids_are_run_ids_like_others(kit: Kit, cells: MakeCell
 
 
 async def test_a_cancelled_operation_leaves_the_cell_usable(cells: MakeCell) -> None:
-    """Cancelled at every point of its way, a write takes effect or not, and never after a later one."""
+    """A write that is cancelled at any point either takes effect or not, but never after a later write."""
     a, b = await opened(cells), await opened(cells)
     choice = random.Random(7)
     tried: list[StoredCell | None] = [None]
-    newest = 0  # of `tried`, that was seen
+    newest = 0  # the latest of `tried` that was seen
     for step in range(25):
         new = stored_by("a", term=step)
         with anyio.move_on_after(choice.choice((0, 0.001, 0.002, 0.005, 0.02))):
@@ -208,11 +208,11 @@ async def test_a_cancelled_operation_leaves_the_cell_usable(cells: MakeCell) -> 
 
 @pytest.mark.parametrize("seed", range(min(REPETITIONS, 4)))
 async def test_random_histories_fit_a_model_of_a_few_lines(cells: MakeCell, seed: int) -> None:
-    """Three agents read and write in any order: who has a stale view changes nothing, and learns what is there."""
+    """Three agents read and write in random order: a stale view changes nothing, and is brought up to date."""
     choice = random.Random(seed)
     agents = {name: await opened(cells) for name in "abc"}
-    views: dict[str, StoredCell | None] = dict.fromkeys(agents)  # the model: what each has seen last
-    now: StoredCell | None = None  # the model: what is there
+    views: dict[str, StoredCell | None] = dict.fromkeys(agents)  # the model: what each agent saw last
+    now: StoredCell | None = None  # the model: the current content
     for step in range(60):
         where, name = f"seed {seed}, step {step}", choice.choice("abc")
         cell = agents[name]

@@ -1,9 +1,9 @@
-"""Nodes under fire: single faults, random pairs of faults, and what takes long; on each endpoint.
+"""Nodes under fire: single faults, random pairs of faults, and long faults, on each endpoint.
 
-How soon the others go on is measured in `benchmarks/many_nodes.py`.
+`benchmarks/many_nodes.py` measures how soon the other nodes continue.
 
-Workers step together and die of each other.  `TEST_EFFORT=soak` runs more pairs; a pair is told again by its endpoint and
-its number.
+Workers step together and fail with each other.  `TEST_EFFORT=soak` runs more pairs; a pair's endpoint and number
+reproduce it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ALL = (0, 1, 2)
 
 
 def finish(there: Battlefield) -> None:
-    """The job ends well, and no two rounds have run side by side."""
+    """Ends the job successfully, and checks that no two rounds ran side by side."""
     there.wait_progress(ALL, time.monotonic())
     there.assert_not_side_by_side()
     for agent in there.agents:
@@ -46,19 +46,19 @@ def finish(there: Battlefield) -> None:
     assert [agent.wait() for agent in there.agents] == [0, 0, 0], there.team.story
 
 
-# One fault, and the others go on.
+# A single fault, after which the other nodes continue.
 
 
 @dataclass(frozen=True)
 class Single:
-    """A fault of a node that is back once the others have gone on.
+    """A fault of a node that comes back after the other nodes have continued.
 
     Args:
         fault: its name.
-        hold_s: it lasts so long, at least.
-        is_missed: whether the others go on without the node.
-        is_coordinators: of the coordinator's node; else of another.
-        is_quick: `make test` has it, too.
+        hold_s: minimum duration.
+        is_missed: whether the others continue without the node.
+        is_coordinators: whether it hits the leader's node instead of another one.
+        is_quick: whether `make test` runs it as well.
     """
 
     fault: str
@@ -84,9 +84,9 @@ EVERY = [
     Single("mute", LONG_S),
     Single("deaf", 2 * LEASE_S),
 ]
-# A fault is told on each endpoint where it shows something of its own.  What ends workers and what cuts connections is
-# the same on all; by what a coordinator is known to be gone is not: by most endpoints, by a vote of the others where
-# its host has the only one, or by a store elsewhere, a TCPStore or etcd, that still names it.
+# Each fault runs only on endpoints where it behaves differently.  Lost workers and connections look the same on all.  A
+# lost leader does not: with most endpoints the others vote, but the leader's host may have the only endpoint, or an
+# external store, a TCPStore or etcd, may still name the leader.
 SINGLES = {
     "c10d on three": EVERY,
     "c10d": [  # and killed: below, with gloo
@@ -97,27 +97,27 @@ SINGLES = {
     "c10d apart": [
         of_member("agents_reset", LEASE_S / 2, is_missed=False),  # by a middlebox
         Single("agents_reset", 0.5, is_missed=False),
-        of_member("unreachable", LONG_S),  # its sockets have errors
+        of_member("unreachable", LONG_S),  # its sockets report errors
         Single("unplugged", LONG_S),
-        Single("cut_off_from_nodes", 2 * LEASE_S),  # and it still reaches the endpoint
+        Single("cut_off_from_nodes", 2 * LEASE_S),  # but it still reaches the endpoint
         Single("deaf_to_nodes", 2 * LEASE_S),
     ],
     "etcd-v3": [Single("agent_killed"), Single("cut_off", LONG_S), Single("deaf", 2 * LEASE_S)],
 }
 if EFFORT == "soak":
     SINGLES |= {"etcd-v3": EVERY, "etcd-v2": EVERY, "three etcds": EVERY, "c10d apart": SINGLES["c10d apart"] + EVERY}
-# In CI one endpoint for each way in which a coordinator is known to be gone; a soak has them all.
+# CI runs one endpoint for each way of detecting a lost leader; a soak runs them all.
 PAIRS_ON = {"quick": [], "all": ["c10d", "c10d on three", "etcd-v3"], "soak": ENDPOINTS}[EFFORT]
 ON = {"quick": ["c10d"], "all": [*SINGLES], "soak": [*dict.fromkeys((*SINGLES, *ENDPOINTS))]}[EFFORT]
 
 
 def have_elected(there: Battlefield) -> bool:
-    """Whether the agents that do not serve the endpoint have, one of them."""
+    """Whether the agents that do not serve the endpoint have elected one of themselves."""
     return any(agent.has_said("this agent leads the job now") for agent in there.team.agents[1:])
 
 
 def recovery(there: Battlefield, single: Single) -> None:
-    """A fault, the others' next round before it is over, and that of all."""
+    """A fault, the others' next round while it lasts, and then a round of all."""
     coordinator = there.coordinator
     victim = coordinator if single.is_coordinators else there.others(coordinator)[0]
     before, fence, began = there.restart, there.fence, time.monotonic()
@@ -138,13 +138,13 @@ def recovery(there: Battlefield, single: Single) -> None:
 def test_after_a_fault_the_others_go_on_and_two_at_once_are_paid_by_the_rule(
     launch: Launcher, tmp_path: Path, endpoint: str
 ) -> None:
-    coordinator = 0 if endpoint == "c10d" else None  # which has the endpoint
+    coordinator = 0 if endpoint == "c10d" else None  # the one with the endpoint
     with battlefield(launch, endpoint, tmp_path, coordinator=coordinator) as there:
         for single in SINGLES.get(endpoint, ()):
             if single.is_quick or EFFORT != "quick":
                 recovery(there, single)
         assert have_elected(there) or endpoint != "c10d", there.team.story
-        if endpoint == "c10d apart":  # a network that loses packets carries a restart
+        if endpoint == "c10d apart":  # a restart has to work on a lossy network
             undo = there.all_leaky(0, percent=5)
             recovery(there, of_member("worker_killed"))
             undo()
@@ -186,7 +186,7 @@ def test_workers_that_die_of_what_gloo_raises_as_coordinator_and_endpoint_are_ki
             run_pair(there, random.Random(f"gloo on c10d {number}"), number)
 
 
-# What takes long.
+# Long faults.
 
 
 @pytest.mark.all
@@ -194,7 +194,7 @@ def test_workers_that_die_of_what_gloo_raises_as_coordinator_and_endpoint_are_ki
 def test_a_job_that_loses_its_coordinator_with_the_endpoint_waits_for_that_node_and_pays_nothing(
     launch: Launcher, tmp_path: Path
 ) -> None:
-    with battlefield(launch, "static", tmp_path, coordinator=0) as there:  # on c10d the others elect another one
+    with battlefield(launch, "static", tmp_path, coordinator=0) as there:  # on c10d the others would elect another
         come_back = there.agent_killed(0)
         for index in there.others(0):
             there.agents[index].wait_said("looking for the leader")
@@ -209,7 +209,7 @@ def test_a_job_that_loses_its_coordinator_with_the_endpoint_waits_for_that_node_
 def test_a_node_that_is_cut_off_from_the_coordinator_only_stops_its_workers_and_disturbs_no_other(
     launch: Launcher, tmp_path: Path
 ) -> None:
-    """Its workers need no peer, so that they would write for as long as the cut."""
+    """Its workers need no peer, and would otherwise write throughout the cut."""
     with battlefield(launch, "c10d apart", tmp_path, STAR_SOLO="1") as there:
         outsider = there.others(there.coordinator)[0]
         rest, fence, began = there.others(outsider), there.fence, time.monotonic()

@@ -1,4 +1,4 @@
-"""Stores on etcd with TLS, and with users and passwords."""
+"""etcd with TLS, and with users and passwords."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tls_servers(
     certificates: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[EtcdServer, EtcdServer]]:
-    """One with a certificate, and one that wants to see one, too."""
+    """A server with a certificate, and one that also requires a client certificate."""
     folder = tmp_path_factory.mktemp("etcd-tls")
     with ExitStack() as stack:
         plain, mutual = (
@@ -69,7 +69,7 @@ async def test_tls_that_cannot_work_says_why(
     for what, cell in wrong.items():
         with pytest.raises(InputError, match=what):
             await closing(cell).open()
-    # It hangs up, as one that is just ending may do.
+    # It closes the connection, as a server that is shutting down may do.
     with pytest.raises(RendezvousConnectionError, match="does it speak TLS"):
         await closing(cell_of("etcd", etcds.of("distro").endpoint, protocol="https")).open()
     with pytest.raises(RendezvousConnectionError, match="if it requires TLS"):
@@ -81,7 +81,7 @@ async def test_tls_that_cannot_work_says_why(
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[EtcdServer]:
-    """An etcd on which joe may do anything below /aelastic, and mary nothing."""
+    """An etcd in which joe may do anything below /aelastic, and mary nothing."""
     with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2"])) as server:
         for name in ("root", "joe", "mary"):
             server.ask("/v3/auth/user/add", {"name": name, "password": f"{name}'s: password"})
@@ -119,13 +119,13 @@ async def test_a_user_of_etcd_v3_leads_and_others_are_told(
             await closing(cell).open()
         assert "mistaken" not in str(caught.value) and "s: " not in str(caught.value)
 
-    # An expired token looks like one from before a restart.  A server that has just started, and checks a password, may
-    # take longer than a request may last.
+    # An expired token looks like one from before a restart.  A newly started server may take longer to check a password
+    # than a request may last.
     guarded.restart()
     mine = await renew(joe, await until_answered(partial(renew, joe, mine)))
     guarded.restart()
     await until_answered(partial(written, joe, resigned(mine)))
-    assert await until_answered(either.read) == resigned(mine)  # its token has expired, too
+    assert await until_answered(either.read) == resigned(mine)  # its token has expired as well
 
 
 async def test_credentials_that_the_server_does_not_ask_for_do_no_harm(

@@ -1,4 +1,4 @@
-"""What only etcd can do to a cell: servers that die, hang and come back, and strangers at the endpoint."""
+"""Cells on etcd: servers that die, hang and come back, and strangers at the endpoint."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ pytestmark = pytest.mark.usefixtures("kind_to_etcd")
 # --- what others wrote
 
 
-# As versions before the log did: on etcd their first records had no count of renewals.
+# The format of versions before the log: on etcd their first records had no count of renewals.
 OLDER = b'{"epoch": 1, "candidate": {"node_id": "a", "addresses": ["h"], "port": 1, "token": ""}, "verdict": ""}'
 
 
-# More of what is none: `test_etcd_settings.py`.
+# `test_etcd_settings.py` has more invalid data.
 @both_apis
 @pytest.mark.parametrize(
     "text, error, told",
@@ -77,7 +77,7 @@ async def test_garbage_over_the_cell_of_a_leader_is_replaced(
     mine, key = await written(cell, A), f"/aelastic/{quote(run_id, safe='')}/coordinator"
     for text, lease in ((b"hello", True), (b"hello", False), (b"", False)):
         PUT[backend](server, key, text, lease=lease)
-        assert await cell.write(renewed(mine)) is None, "it counts as nothing"
+        assert await cell.write(renewed(mine)) is None, "it is ignored"
         mine = await written(cell, renewed(mine))
         assert await cell.read() == mine
 
@@ -136,7 +136,7 @@ async def test_a_store_tells_what_is_there_of_its_own_and_of_others(
 # --- servers that die, hang and come back
 
 
-# The client of HTTP, which both APIs share.
+# Both APIs use the same HTTP client.
 
 
 async def test_the_next_endpoint_is_asked_when_one_is_dead_and_no_proxy_of_the_environment(
@@ -182,10 +182,10 @@ async def test_a_server_that_hangs_does_not_hold_up_the_agent(
         async with anyio.create_task_group() as group:
             for operation in (reader.read, partial(keeper.write, renewed(A)), newcomer.open):
                 group.start_soon(hangs, operation)
-            # The other one is of another cluster, but it answers.
+            # The other server belongs to another cluster, but it answers.
             assert await two.read() is None
         server.cont()
-        await renew(keeper, A)  # whether or not the server had taken it before
+        await renew(keeper, A)  # whether or not the server had accepted it before
         assert await reader.read() == renewed(A)
 
 
@@ -207,7 +207,7 @@ async def test_a_server_that_restarts_also_elsewhere_under_its_name_still_has_th
             await cell.write(renewed(mine))
         server.start()
 
-        # On the connection of before, which is dead.
+        # On the old connection, which is dead.
         mine = await renew(cell, mine)
         server.kill()
         server.host = "127.0.0.2"
@@ -236,7 +236,7 @@ async def test_a_write_whose_answer_is_lost_is_seen_later_and_counts(
         assert await direct.read() == A
         known = await renew(direct, A)
 
-        # With another way to the same cluster it is asked again there, and is ours all the same.
+        # With a second address of the same cluster, the request is repeated there, and the cell is ours anyway.
         two_ways = closing(cell_of(backend, f"{endpoint},{server.endpoint}", run_id))
         assert await two_ways.read() == known
         losses = relay.losses
@@ -247,7 +247,7 @@ async def test_a_write_whose_answer_is_lost_is_seen_later_and_counts(
         await two_ways.aclose()
 
 
-# --- what else may be at the endpoint
+# --- other servers at the endpoint
 
 
 @both_apis
@@ -340,7 +340,7 @@ async def test_a_cell_knows_its_way_to_etcd(host: str, relayed: bool, etcds: Etc
         client: Any = cell._store
         client = client._chosen
         client._ends = dict.fromkeys(client._ends, ("10.0.0.1", "10.0.0.2"))
-        assert (cell.own_address, cell.endpoint_host) == ("10.0.0.1", ""), "an endpoint elsewhere"
+        assert (cell.own_address, cell.endpoint_host) == ("10.0.0.1", ""), "the endpoint is elsewhere"
         await cell.aclose()
 
 

@@ -1,4 +1,4 @@
-"""Whatever is in a cell: each operation has an answer, or says why it has none; and a job that runs goes on."""
+"""Any content in a cell: each operation returns or reports why it cannot, and a running job continues."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.filterwarnings(LONG_EXAMPLES),
 ]
 
-# The child of an agent takes no longer texts from that agent.
+# An agent's child process accepts no longer texts from it.
 WRITTEN_MAX = 64 * 1024
 ROUND = first_entry(3, ["me", "other"], ["me", "other"], ("1f",), payload_with(1))
 OVER = next_entry(ROUND, 3, ["me", "other"], ["me", "other"], ("1f",), is_verdict=True, payload=payload_with(2))
@@ -66,9 +66,9 @@ OF_STORE = (
 
 
 async def try_all(leader: EndpointCell, order: list[int], newcomer: EndpointCell) -> None:
-    """A leader does anything, and an agent looks that has never written."""
+    """The leader performs all operations, and an agent that has never written reads."""
     for number in order:
-        with suppress(RendezvousError, InputError):  # which say it in one line
+        with suppress(RendezvousError, InputError):  # both have one-line messages
             answer = await OPERATIONS[number](leader)
             assert answer is None or isinstance(answer, StoredCell)
     with suppress(RendezvousError, InputError):
@@ -131,13 +131,13 @@ def test_an_etcd_may_hold_anything(backend: str, etcds: EtcdServers, kind_to_etc
 
 @pytest.mark.all
 def test_a_job_bears_what_stands_where_its_leader_should(launch: Launcher) -> None:
-    """Each value stays until a leader that writes the cell at each renewal has failed at one, or more."""
+    """Each value stays until a leader, which writes the cell at each renewal, has failed to do so at least once."""
     lease_s = 1.5
     values = [
         b"",
         b"hello",
         to_text(stored_by("other", term=4)).encode(),
-        to_text(stored_by("other", term=1 << 42)).encode(),  # of a later time than any clock of ours says
+        to_text(stored_by("other", term=1 << 42)).encode(),  # later than any clock of ours
         to_text(OTHERS).encode(),
         b"0\n{}",
         b"0\n" + b"[" * 50_000,

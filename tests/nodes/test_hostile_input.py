@@ -1,4 +1,4 @@
-"""Whatever comes in at the sockets of a job's agents: the agents live, and the job is undisturbed."""
+"""Any input at the sockets of a job's agents: the agents survive, and the job is undisturbed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings(LONG_EXAMPLES),
 ]
 
-# In an agent: the test knows what its leader has told the others by the cell, and where it is asked for its vote.
+# In an agent: it tells the test what its leader told the others in the cell, and its port for votes.
 TELLS = """
 import json, os
 from aelastic.rdzv import campaigns, leader_server
@@ -68,7 +68,7 @@ STRANGERS_NODE = m.Node("stranger", "host-x", "default", 1, "203.0.113.66", 6666
 
 
 def campaigns(term: int) -> list[Any]:
-    """What a stranger asks a node for, or answers, in a term that is none of the job's."""
+    """A stranger's requests and answers to a node, in a term that the job does not use."""
     agreed = EntryId(term, 1, "1f", "d19e57")
     return [
         m.Campaign(0, None, STRANGER), m.Campaign(0, agreed, STRANGER), m.Campaign(1, None, STRANGER),
@@ -84,7 +84,7 @@ def team(launch: Launcher) -> Iterator[Team]:
 
 
 class Watched:
-    """A job that should not notice: its agents, and the round that its workers are in."""
+    """A job that should not notice anything: its agents, and its workers' round."""
 
     def __init__(self, team: Team) -> None:
         self.team, self.agents = team, team.start_many(2)
@@ -93,7 +93,7 @@ class Watched:
         self.coordinates: dict[str, Any] = self.told(self.leader, "coordinates")
 
     def told(self, agent: Agent, name: str) -> Any:
-        """What an agent has told, as `TELLS` has it."""
+        """A value that an agent has written (see `TELLS`)."""
         path = agent.folder / name
         return wait_for(f"{agent} tells of its {name}", lambda: path.exists() and json.loads(path.read_text()))
 
@@ -106,7 +106,7 @@ class Watched:
             assert not agent.is_over, self.team.story
 
     def assert_undisturbed(self) -> None:
-        """It is in the same round, says nothing of a bug, restarts when it should, and succeeds."""
+        """Checks that it is in the same round and logs no bug, then that it restarts on a failure and succeeds."""
         self.check()
         self.team.assert_untouched(self.round)
         for agent in self.agents:
@@ -133,7 +133,7 @@ COMMANDS = st.fixed_dictionaries(
 
 
 def would_disturb(line: bytes) -> bool:
-    """It is a request that the job would follow, or takes seconds."""
+    """Whether the job would act on the line, or take seconds to process it."""
     try:
         command = command_of(line)
     except CommandError:
@@ -165,7 +165,7 @@ def test_a_job_bears_what_is_said_at_its_control_sockets(team: Team) -> None:
 
 
 def upward(hello: m.Hello, term: int) -> list[Any]:
-    """What a node says that is nobody's, and has no part in the round."""
+    """Messages from a node that belongs to nobody and is not in the round."""
     reached = Reached(7, 3, 1.5)
     place = Place(0, "host", 1, "f (a.py:1)", "", "all_reduce", "S", 3)
     ask = r.Ask("stranger", "stranger-1", r.Verb.UNCORDON, "nowhere", 30.0, "spot")
@@ -213,7 +213,7 @@ def test_a_job_bears_what_is_said_at_the_port_of_its_leader(team: Team) -> None:
         talk(conn, data)
 
     say()
-    # A node that says that it hangs up lives: for as long as a lease, the job waits for it to hear how it ends.
+    # A node that announces its disconnection is alive: the job waits up to a lease for it to learn the verdict.
     farewell = socket.create_connection(("127.0.0.1", job.coordinates["port"]), timeout=DEADLINE_S)
     talk(farewell, encode(hello) + encode(status.replace(left=m.Left("stranger", "bye"))))
     job.assert_undisturbed()
@@ -221,7 +221,7 @@ def test_a_job_bears_what_is_said_at_the_port_of_its_leader(team: Team) -> None:
 
 def test_a_job_bears_what_is_said_where_it_votes(team: Team) -> None:
     job = Watched(team)
-    # Each asks for its leader's place: it is told who leads.
+    # Each asks for its leader's place, and gets the current leader.
     ports = [job.told(agent, "votes") for agent in job.agents]
 
     @hostile
@@ -236,7 +236,7 @@ def test_a_job_bears_what_is_said_where_it_votes(team: Team) -> None:
 
 
 def test_a_job_bears_a_stranger_that_speaks_of_the_last_term_there_is(team: Team) -> None:
-    """A term above it would be no message of the protocol."""
+    """A term above it would not be valid in the protocol."""
     job = Watched(team)
     for agent in job.agents:
         asks = socket.create_connection(("127.0.0.1", job.told(agent, "votes")), timeout=DEADLINE_S)

@@ -1,6 +1,6 @@
-"""Recovery in place over several agents: workers without torch that say what the library would.
+"""Recovery in place across several agents, with workers that send the library's messages without torch.
 
-A worker enters each round that its agent begins, and tells of it as a start of its own; it does not end when a peer does.
+A worker enters each round that its agent begins, and reports it as a start; it does not exit when a peer does.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def in_place_team(launch: Launcher, nnodes: str, **more: Any) -> Any:
 
 
 def started(team: Team, nodes: int) -> Round:
-    """All workers are in a round, and the leader knows of each node that they have opted in.
+    """Waits until all workers are in a round, and the leader knows that each node has opted in.
 
-    Workers begin before their agent tells so.  What the agent asks of others comes to the leader after that.
+    Workers begin before their agent reports it.  The leader receives the agent's own questions after that report.
     """
     round_ = team.wait_round(team.start_many(nodes))
     for agent in team.agents:
@@ -269,7 +269,7 @@ STARTS_AHEAD = "after the workers of new nodes have started"
 
 
 def start_late(team: Team, *options: str, file: str = "imports") -> Any:
-    """Starts one more agent, whose workers find this file."""
+    """Starts one more agent whose workers find this file."""
     folder = team.launcher.folder / f"{team.run_id}-{len(team.agents)}"
     folder.mkdir()
     (folder / file).touch()
@@ -277,7 +277,7 @@ def start_late(team: Team, *options: str, file: str = "imports") -> Any:
 
 
 def arrived(agent: Any, how: str = "ahead") -> set[int]:
-    """Waits until all workers of an agent have been started, ahead of a round or in one; gives their pids."""
+    """Waits until an agent has started all its workers, ahead of a round or in one; returns their pids."""
 
     def found() -> set[int] | None:
         pids = {int(line.split()[1]) for line in agent.lines if line.startswith("arrives ") and line.endswith(how)}

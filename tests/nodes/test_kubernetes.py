@@ -1,4 +1,4 @@
-"""The manifests in `deploy/kubernetes`: what the API server would take, and what their pods do, emulated (`kit.servers.pods`)."""
+"""The manifests in `deploy/kubernetes`: the API server accepts them, and their pods run (see `kit.servers.pods`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aelastic.errors import EXIT_TRY_AGAIN
 
 NAMES = sorted(path.stem for path in MANIFESTS.glob("*.yaml"))
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "kubernetes.md"
-# A worker that saves when it is told to end.
+# A worker that saves when it is asked to exit.
 SAVES = TALKS.replace(
     "begin_talk()\nis", "signal.signal(signal.SIGTERM, lambda *_: (say('saved', rank), os._exit(0)))\nbegin_talk()\nis"
 )
@@ -33,7 +33,7 @@ def kind_of(name: str) -> str:
     return str(next(each["kind"] for each in manifest(name) if pod_template(each) is not None))
 
 
-# What stands in them.
+# Contents of the manifests.
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -54,29 +54,29 @@ def test_the_parts_of_a_manifest_fit_together(name: str) -> None:
     variables = {each["name"]: each.get("value") for each in container["env"]}
     assert variables["TORCHELASTIC_HEALTH_CHECK_PORT"] == f"0.0.0.0:{port}"
     assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
-    # The services of the Training Operator have no names of pods that are not ready: such a probe would wait for itself.
+    # The Training Operator's services publish no names of unready pods, so such a probe would wait for itself.
     ready = container.get("readinessProbe", {}).get("httpGet", {}).get("path")
     assert ready == (None if name == "pytorchjob" else "/readyz")
     before_stop = container["lifecycle"]["preStop"]["exec"]["command"]
-    if name == "pytorchjob":  # whose operator takes the 75 of a node that was drained for the end of the job
+    if name == "pytorchjob":  # its operator treats exit code 75, of a drained node, as the end of the job
         assert f"127.0.0.1:{port}" in before_stop[-1]
     else:
-        assert "--force" in before_stop, "the pod goes whatever becomes of the job"
+        assert "--force" in before_stop, "the pod exits whatever happens to the job"
         (deadline,) = [float(word.partition("=")[2]) for word in before_stop if word.startswith("--deadline=")]
-        assert spec["terminationGracePeriodSeconds"] >= deadline + timeout + 5, "it may be of no avail"
+        assert spec["terminationGracePeriodSeconds"] >= deadline + timeout + 5, "the drain may fail"
     mounted = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert {each["name"] for each in spec["volumes"]} == set(mounted) and mounted["shm"] == "/dev/shm"
     (secret,) = [each["secret"] for each in spec["volumes"] if "secret" in each]
     assert secret["defaultMode"] == 0o400 and f"--secret-file={mounted['secret']}/secret" in words
-    assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"], "so that it can be read"
+    assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"], "so that it is readable"
     assert container["securityContext"]["readOnlyRootFilesystem"] and spec["securityContext"]["runAsNonRoot"]
     used = set(re.findall(r"\$\((\w+)\)", " ".join(words)))
     assert used <= {*variables}
-    # Any pod may be lost: three of them serve an endpoint.
+    # Any pod may be lost, so three of them serve an endpoint.
     (endpoints,) = re.findall(r"--rdzv-endpoint=(\S+)", " ".join(words))
     hosts = [each.partition(":")[0] for each in endpoints.replace("$(JOB)", "llm").split(",")]
     assert hosts == [dns_name(kind_of(name), index) for index in range(3)]
-    # It asks for its memory, and fills no disk of its node.
+    # It requests its memory, and does not fill its node's disk.
     resources = container["resources"]
     assert resources["requests"]["memory"] == resources["limits"]["memory"] and resources["requests"]["cpu"]
     assert all("sizeLimit" in each["emptyDir"] for each in spec["volumes"] if "secret" not in each)
@@ -105,7 +105,7 @@ def job_specs(thing: Any) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "pytorchjob"])
 def test_a_verdict_ends_the_job_and_a_lost_pod_does_not(name: str) -> None:
     (spec,) = [spec for thing in manifest(name) for spec in job_specs(thing)]
-    assert "backoffLimit" not in spec, "it is for the life of the job: a few lost pods in weeks would end it"
+    assert "backoffLimit" not in spec, "it covers the job's whole life: a few lost pods in weeks would end it"
     assert spec["backoffLimitPerIndex"] >= 10 and spec["maxFailedIndexes"] == 0
     ignored, failed = spec["podFailurePolicy"]["rules"]
     assert (ignored["action"], ignored["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
@@ -120,7 +120,7 @@ def test_the_page_names_each_manifest() -> None:
     assert [name for name in NAMES if f"deploy/kubernetes/{name}.yaml" not in PAGE.read_text()] == []
 
 
-# What their pods do.
+# How the pods run.
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def net() -> Iterator[Net]:
 
 
 def started(cluster: Cluster, order: tuple[int, ...] = (2, 0, 3, 1)) -> list[Agent]:
-    """Pods by their index, started in any order."""
+    """Starts the pods in any order; returns them by index."""
     pods = {index: cluster.start_pod(index) for index in order}
     return [pods[index] for index in sorted(pods)]
 
@@ -144,8 +144,8 @@ def first_round(cluster: Cluster, pods: list[Agent]) -> Round:
 def test_pods_that_start_in_any_order_meet_and_finish(launch: Launcher, net: Net, name: str) -> None:
     cluster = Cluster(launch, net, name, has_dns=name != "indexed-job")
     pods = started(cluster)
-    if name == "indexed-job":  # whose pods start before the DNS has their names
-        # After ten seconds a node says what it waits for.
+    if name == "indexed-job":  # its pods start before DNS has their names
+        # After ten seconds a node logs what it is waiting for.
         for pod in pods[1:]:
             pod.wait_said(r"train-0\.train", limit_s=LAUNCH_TIMEOUT_S / 2)
         assert not any(pod.is_over or pod.starts for pod in pods), cluster.story

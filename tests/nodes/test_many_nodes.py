@@ -1,4 +1,4 @@
-"""Several agents on one machine: they form a world, grow, keep spares, and end as one."""
+"""Several agents on one machine form a world, grow, keep spares, and end together."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from kit.waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
-# The first round waits no longer for more nodes than it needs.
+# The first round waits for optional nodes only this long.
 AT_ONCE = {"last_call_timeout": 0.1, "settle_time": 0.1}
-# As long as it is seen that nothing happens.
+# How long to watch that nothing happens.
 QUIET_S = 0.5
 
 
-# A world.
+# Worlds.
 
 
 def test_three_nodes_of_two_workers_are_one_world_and_end_as_one(launch: Launcher) -> None:
@@ -35,13 +35,13 @@ def test_three_nodes_of_two_workers_are_one_world_and_end_as_one(launch: Launche
         alone.wait_said(COORDINATES)
         alone.signal(signal.SIGTERM)  # while it waits
         assert alone.wait() == -signal.SIGTERM
-        # No coordinator is left: the next agents find each other all the same.
+        # No leader is left, but the next agents find each other anyway.
         agents = team.start_many(3)
         round_ = team.wait_round(agents)
         assert [start.world_size for start in round_.starts] == [6] * 6
         assert [start.restart for start in round_.starts] == [0] * 6
         assert sorted((s.group_rank, s.local_rank) for s in round_.starts) == [(g, n) for g in range(3) for n in (0, 1)]
-        # Where the workers meet, the agent of group rank 0 listens.
+        # The agent of group rank 0 listens where the workers meet.
         first = next(agent for agent in agents if agent.starts[-1].group_rank == 0)
         master_addr, master_port = round_.starts[0].master_addr, round_.starts[0].master_port
         socket.create_connection((master_addr, master_port), timeout=5).close()
@@ -49,13 +49,13 @@ def test_three_nodes_of_two_workers_are_one_world_and_end_as_one(launch: Launche
         team.finish(round_)
 
 
-# `make test` has `static` in `test_secret.py`, and c10d elsewhere.
+# `make test` runs `static` in `test_secret.py`, and c10d in other tests.
 ENDPOINTS = ("etcd-v3", "etcd-v2", *(pytest.param(endpoint, marks=pytest.mark.all) for endpoint in ("static", "c10d")))
 
 
 @pytest.fixture(params=ENDPOINTS)
 def meeting(request: pytest.FixtureRequest) -> Iterator[Meeting]:
-    """The endpoint outlives the agents, but on `static`."""
+    """The endpoint outlives the agents, except with `static`."""
     if request.param in ("etcd-v3", "etcd-v2"):
         etcds: EtcdServers = request.getfixturevalue("etcds")
         yield Meeting(request.param, etcds.of("distro").endpoint)
@@ -69,7 +69,7 @@ def meeting(request: pytest.FixtureRequest) -> Iterator[Meeting]:
 def test_nodes_meet_on_each_endpoint_and_a_run_id_can_be_used_again_as_soon_as_its_job_is_over(
     launch: Launcher, meeting: Meeting, run_id: str
 ) -> None:
-    """The second job does not wait for the lease of the first to end."""
+    """The second job does not wait for the first one's lease to expire."""
     for number in range(2):
         name = f"again-{number}"
         with team_of(launch, meeting, "2", run_id=run_id, name=name) as team:
@@ -94,7 +94,7 @@ def test_a_run_id_can_be_used_again_a_lease_after_all_agents_of_its_job_were_kil
                     team.finish(round_)
 
 
-# Growing.
+# Growth.
 
 
 @pytest.mark.all
@@ -123,13 +123,13 @@ def test_a_node_whose_fork_server_imports_joins_when_it_has_imported(launch: Lau
         team.finish(three)
 
 
-# On a busy machine a spare needs more than a second to find the next coordinator.
+# On a busy machine a spare needs more than a second to find the next leader.
 PATIENT = """
 from aelastic.rdzv.leader import forming
 
 forming.SPARES_TIMEOUT_S = 10.0
 """
-# The next leader waits for spares that the nodes of the round know of.
+# The next leader waits for spares that the round's nodes know of.
 TELLS_OF_SPARES = """
 import sys
 
@@ -153,7 +153,7 @@ def knows_of_spare(agent: Agent) -> bool:
 
 @pytest.mark.parametrize("losses", [1, pytest.param(2, marks=pytest.mark.all)])
 def test_a_spare_takes_the_place_of_a_lost_node_again_and_again(launch: Launcher, losses: int) -> None:
-    """The first is the one that has the endpoint.  It is missed at once, not a lease later."""
+    """The first loss hits the node with the endpoint.  The others notice at once, not a lease later."""
     with team_of(launch, c10d(), "2:3", conf=AT_ONCE, wrapper=PATIENT + TELLS_OF_SPARES) as team:
         first = team.start()
         first.wait_said(COORDINATES)
@@ -170,7 +170,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_again_and_again(launch: Launcher
             expected = [len(agent.starts) + 1 for agent in members]
             round_ = team.wait_round(members, after=round_)
             assert round_.restart == 0
-            assert [len(agent.starts) for agent in members] == expected, "never fewer than three, not for a moment"
+            assert [len(agent.starts) for agent in members] == expected, "never fewer than three, not even for a moment"
             spare = team.start()
         spare.wait_said(f"{IS_SPARE}.*; if this is to be a job of its own, give it another --rdzv-id")
         team.finish(round_)
@@ -178,11 +178,11 @@ def test_a_spare_takes_the_place_of_a_lost_node_again_and_again(launch: Launcher
         assert not spare.starts
 
 
-# Ending.
+# Endings.
 
 
 def finish_but_last(agents: list[Agent]) -> Agent:
-    """All workers succeed but that of the last rank."""
+    """Lets all workers succeed except the last rank's."""
     *finished, last = sorted(agents, key=lambda agent: agent.starts[-1].rank)
     for agent in finished:
         os.kill(agent.starts[-1].pid, FINISH)
@@ -214,7 +214,7 @@ WorkerSpec.__init__.__kwdefaults__["exit_barrier_timeout_s"] = 0.5
 
 
 def test_a_coordinator_that_has_finished_waits_no_longer_than_the_exit_barrier(launch: Launcher) -> None:
-    # The successor serves the endpoint again with its next renewal, a part of a lease later, and can say the verdict then.
+    # The successor serves the endpoint again with its next renewal, within a lease, and can then publish the verdict.
     with team_of(launch, c10d(), "2", conf={"lease": 5}) as team:
         early = team.start(wrapper=IMPATIENT)
         early.wait_said(COORDINATES)

@@ -1,4 +1,4 @@
-"""Agents on nodes of their own, over networks that are cut, of another kind, or more than one."""
+"""Agents on separate nodes, over networks that are cut, of another kind, or doubled."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from kit.ports import listening
 from kit.waiting import wait_for
 
 PORT = 29400
-# Of the tests in which a node falls silent.
+# For tests in which a node falls silent.
 LEASE_S = 2.0
-# How long a cut lasts that begins two sides, after what each was seen to do.
+# How long a cut lasts after both sides have been seen to react to it.
 CUT_S = {"soak": 60.0}.get(EFFORT, 2 * LEASE_S)
 
-# Tells its round, and whether the store of group rank 0 can be reached, before it talks to the others.
+# Reports its round, and whether it can reach the store of group rank 0, before it talks to the others.
 REACHES = """
 until = time.monotonic() + 20.0
 while True:
@@ -56,7 +56,7 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
-# A name server that writes down what it is asked, and does not answer.
+# A name server that logs its queries and does not answer.
 NAME_SERVER = """
 import socket, sys
 
@@ -79,7 +79,7 @@ def team_on(
     lease_s: float = LONG_LEASE_S,
     **others: Any,
 ) -> Iterator[Team]:
-    """The agents of one job, each to be started on a node."""
+    """The agents of one job, each on a node of its own."""
     conf = {"last_call_timeout": 2, "settle_time": 0.1, "lease": lease_s}
     with team_of(launch, Meeting("c10d", endpoint), nnodes, conf=conf, **{"worker": WORKER, **others}) as team:
         yield team
@@ -90,7 +90,7 @@ def start_on(team: Team, nodes: Sequence[Node]) -> list[Agent]:
 
 
 def wait_reached(team: Team, agents: Sequence[Agent], after: Round | None = None) -> Round:
-    """Waits until some agents, and they alone, are in one round, and have all reached its rank 0."""
+    """Waits until exactly these agents are in one round, and all have reached its rank 0."""
     round_ = team.wait_round(agents, after, limit_s=LAUNCH_TIMEOUT_S / 2)
 
     def has_reached(agent: Agent) -> bool:
@@ -102,11 +102,11 @@ def wait_reached(team: Team, agents: Sequence[Agent], after: Round | None = None
     wait_for(lambda: f"round {round_.number} is reached, or over:\n{team.story}", is_decided)
     if all(has_reached(agent) for agent in agents):
         return round_
-    return wait_reached(team, agents, round_)  # another round has begun before all workers had spoken
+    return wait_reached(team, agents, round_)  # another round began before all workers had reported
 
 
 def at(node: Node, family: str = "v4") -> str:
-    """The endpoint of a node."""
+    """The endpoint on a node."""
     return f"{node.v4()}:{PORT}" if family == "v4" else f"[{node.v6()}]:{PORT}"
 
 
@@ -117,11 +117,11 @@ def v4() -> Iterator[Net]:
         yield net
 
 
-# Where the nodes find each other.
+# Where nodes find each other.
 
 
 def found_at(agents: Sequence[Agent]) -> list[dict[int, set[str]]]:
-    """Where each agent and its helpers listen, by port; workers meet at ports of their own (`kit.faults.star`)."""
+    """Where each agent and its helpers listen, by port; workers meet on ports of their own (`kit.faults.star`)."""
     return [listening(pid for pid in agent.left() if not is_worker(pid)) for agent in agents]
 
 
@@ -142,7 +142,7 @@ def test_each_port_listens_where_other_nodes_are_told_to_come(family: str, launc
         nodes = [net.node() for _ in range(3)]
         own = [getattr(node, family)() for node in nodes]
         with team_on(launch, at(nodes[0], family), "3", options=options) as team:
-            # Rank 0 is another node than that of the endpoint.
+            # Rank 0 is not on the endpoint's node.
             agents = [*start_on(team, nodes[:2]), team.start("--node-rank", "0", prefix=nodes[2].prefix)]
             round_ = wait_reached(team, agents)
             for _ in range(2):
@@ -160,7 +160,7 @@ def test_a_node_listens_at_all_addresses_if_told_to_or_if_others_know_it_by_one_
     v4: Net, launch: Launcher
 ) -> None:
     nodes = [v4.node() for _ in range(2)]
-    elsewhere = "10.99.0.1"  # as a router's that leads to this node
+    elsewhere = "10.99.0.1"  # the address of a router that forwards to this node
     nodes[1].run(f"ip route add {elsewhere} via 10.71.{nodes[1].number}.1")
     v4.forward(elsewhere, nodes[0])
     with team_on(launch, at(nodes[0]), "2") as team:
@@ -170,15 +170,15 @@ def test_a_node_listens_at_all_addresses_if_told_to_or_if_others_know_it_by_one_
         round_ = wait_reached(team, [first, second])
         known, told = found_at([first, second])
         everywhere = [port for port, at in known.items() if at & {"0.0.0.0", "::"}]
-        assert len(everywhere) == 2 and PORT not in everywhere, "coordinator and votes; the endpoint is its own address"
-        assert "at all addresses of this host" in first.stderr, "one line says so"
+        assert len(everywhere) == 2 and PORT not in everywhere, "leader and votes; the endpoint is on its own address"
+        assert "at all addresses of this host" in first.stderr, "reported in one line"
         assert all(at & {"0.0.0.0", "::"} for at in told.values()) and "all addresses" not in second.stderr
         team.finish(round_)
 
 
 @pytest.mark.all
 def test_torch_meets_across_nodes_over_ipv6(launch: Launcher) -> None:
-    """Over IPv4 it does in `test_chaos.py`."""
+    """`test_chaos.py` covers IPv4."""
     with netns.opened(has_v4=False, has_v6=True) as net:
         nodes = [net.node() for _ in range(2)]
         more: dict[str, Any] = {"worker": ALL_REDUCE, "env": {"GLOO_SOCKET_IFNAME": "net1"}}
@@ -192,7 +192,7 @@ def test_torch_meets_across_nodes_over_ipv6(launch: Launcher) -> None:
 def test_a_host_that_calls_itself_127_0_1_1_is_found_and_a_silent_name_server_is_not_asked(
     v4: Net, launch: Launcher, tmp_path: Path
 ) -> None:
-    """The first is as Debian has it in /etc/hosts; the other knows no name of its own.  A question would take 20 s."""
+    """The first host has Debian's /etc/hosts; the other does not know its own name.  A query would take 20 s."""
     server, asked = name_server(v4, tmp_path)
     own, other = tmp_path / "own", tmp_path / "other"
     own.write_text("127.0.0.1 localhost\n127.0.1.1 alpha\n")
@@ -212,7 +212,7 @@ def test_a_host_that_calls_itself_127_0_1_1_is_found_and_a_silent_name_server_is
 
 
 def name_server(net: Net, folder: Path) -> tuple[Node, Path]:
-    """Starts a silent name server on a node of its own; gives that, and where it writes down what it is asked."""
+    """Starts a silent name server on a node of its own; returns the node and the log of its queries."""
     node, asked = net.node("names"), folder / "asked"
     popen = net.start(node, sys.executable, "-c", NAME_SERVER, node.v4(), str(asked))
     assert popen.stdout is not None and popen.stdout.readline() == b"ready\n"
@@ -220,7 +220,7 @@ def name_server(net: Net, folder: Path) -> tuple[Node, Path]:
 
 
 def names(folder: Path, server: Node) -> dict[str, Path]:
-    """How a node looks up names: no file knows any, and one name server is asked."""
+    """Name resolution of a node: no names in files, and one name server."""
     contents = {
         "hosts": "",
         "resolv.conf": f"nameserver {server.v4()}\noptions timeout:10 attempts:2\n",
@@ -233,7 +233,7 @@ def names(folder: Path, server: Node) -> dict[str, Path]:
 
 @pytest.mark.all
 def test_of_two_networks_workers_use_the_one_the_agents_met_on_unless_told(v4: Net, launch: Launcher) -> None:
-    """Group ranks follow the names of hosts, in their natural order."""
+    """Group ranks follow the natural order of host names."""
     nodes = [v4.node(host, networks=(1, 2), default_route=1) for host in ("node10", "node2", "node1")]
     with team_on(launch, f"{nodes[1].v4(2)}:{PORT}", "3") as team:
         agents = start_on(team, nodes)
@@ -248,11 +248,11 @@ def test_of_two_networks_workers_use_the_one_the_agents_met_on_unless_told(v4: N
         team.finish(round_)
 
 
-# Two sides (what is cut off and comes back: `test_chaos.py`).
+# Two sides (`test_chaos.py` covers nodes that are cut off and come back).
 
 
 def counts(agents: Sequence[Agent]) -> list[int]:
-    """How many workers each has started."""
+    """How many workers each agent has started."""
     return [len(agent.starts) for agent in agents]
 
 
@@ -260,7 +260,7 @@ def counts(agents: Sequence[Agent]) -> list[int]:
 def test_new_agents_with_the_endpoint_begin_no_round_beside_the_one_that_is_cut_off_with_them(
     v4: Net, launch: Launcher
 ) -> None:
-    """The endpoint is no agent's: it goes on naming a coordinator that is silent, and the round that this one began."""
+    """The endpoint runs outside the agents: it still names the silent leader and the round which that leader began."""
     endpoint = v4.node("endpoint")
     at_work, new = ([v4.node(f"node{i}") for i in each] for each in (range(3), range(3, 5)))
     often = "from aelastic.rdzv.leader import leader\nleader.WAITING_TEXT_INTERVAL_S = 2.0\n"
@@ -268,7 +268,7 @@ def test_new_agents_with_the_endpoint_begin_no_round_beside_the_one_that_is_cut_
         round_ = wait_reached(team, start_on(team, at_work))
         undos = [v4.isolate(node, [endpoint, *new]) for node in at_work]
         newcomers = start_on(team, new)
-        # Until a lease had passed they would have waited in any case.
+        # Within a lease they would have waited in any case.
         waits = "there is no quorum: node0, node1, node2 cannot be reached, and may be running without this node"
         wait_for("they wait", lambda: any(waits in agent.stderr for agent in newcomers))
         time.sleep(CUT_S)
@@ -278,8 +278,8 @@ def test_new_agents_with_the_endpoint_begin_no_round_beside_the_one_that_is_cut_
             undo()
         last = wait_reached(team, team.agents, round_)
         assert last.restart == 0
-        # None of the three was stopped before there was a round with the others.  The one that coordinated learns that another
-        # does when its way to the endpoint is back, which may be later than for the two: then it joins their round.
+        # None of the three was stopped before there was a round with the others.  The old leader learns of the new one
+        # when it reaches the endpoint again, possibly after the other two: then it joins their round.
         with_all = [[2, 2, 2, 1, 1]]
         without_one = [
             [2 if place == late else count for place, count in enumerate([3, 3, 3, 2, 2])] for late in range(3)
@@ -298,7 +298,7 @@ def test_most_nodes_go_on_when_the_host_of_the_endpoint_falls_silent_and_another
         agents[0].wait_said(COORDINATES)
         agents += start_on(team, nodes[1:])
         round_ = wait_reached(team, agents)
-        agents[0].signal(signal.SIGSTOP)  # its store, a process of its own, goes on: another agent coordinates
+        agents[0].signal(signal.SIGSTOP)  # its store, a separate process, keeps running, but another agent leads
         round_ = wait_reached(team, agents[1:], round_)
         agents[0].signal(signal.SIGCONT)
         round_ = wait_reached(team, agents, round_)

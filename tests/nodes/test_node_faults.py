@@ -1,4 +1,4 @@
-"""Workers that fail, and nodes that come back or sleep; those that die or are cut off: `test_chaos.py`."""
+"""Workers that fail, and nodes that restart or sleep; `test_chaos.py` has nodes that die or are cut off."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("warm_stores")
 
 
 def test_a_crash_on_any_node_restarts_all_as_one_until_the_budget_ends_the_job(launch: Launcher) -> None:
-    """Then what was killed is every agent's cause, and its signal their exit code; the others fail of it."""
+    """In the end, every agent blames the killed worker and exits with its signal; the others fail because of it."""
     with team_of(launch, c10d(), "3") as team:
         agents = team.start_many(3)
         round_ = team.wait_round(agents)
@@ -60,7 +60,7 @@ def test_an_agent_that_comes_back_under_its_node_rank_replaces_its_old_self_at_o
         team.finish(again)
 
 
-# The coordinator, while the endpoint lives.
+# The leader, while the endpoint is up.
 
 
 @pytest.mark.all
@@ -78,7 +78,7 @@ def test_a_round_goes_on_untouched_if_its_coordinator_is_a_spare_that_sleeps_and
         sleeper.stop()
         wait_for("another coordinates", lambda: any(agent.has_said(COORDINATES) for agent in agents))
         sleeper.signal(signal.SIGCONT)
-        sleeper.wait_said("no longer leads the job|lost all other nodes at once")  # as it reads first
+        sleeper.wait_said("no longer leads the job|lost all other nodes at once")  # depending on which it reads first
         sleeper.wait_said(IS_SPARE, 2)
         assert team.coordinator is not sleeper
         team.assert_untouched(round_)
@@ -91,7 +91,7 @@ def test_a_round_goes_on_untouched_if_its_coordinator_is_a_spare_that_sleeps_and
         team.finish(team.wait_round([sleeper, agents[1]], after=again))
 
 
-# It does not hear for a while that others of its round are gone: it computes, or writes.
+# For a while it does not notice that peers are gone, like a worker that computes or writes.
 DEAF = WORKER.replace("begin_talk()\n", "")
 assert DEAF != WORKER
 
@@ -138,7 +138,7 @@ libc.pthread_mutex_lock(lock)  # no signal ends it, and no Python handler runs
 def test_a_blocked_worker_of_another_node_does_not_hold_a_restart_for_as_long_as_a_stop_may_take(
     launch: Launcher, tmp_path: Path
 ) -> None:
-    """Which is longer than this test."""
+    """That limit is longer than this test."""
     options = ("--max-restarts", "3", "--shutdown-timeout", "120")
     with team_of(launch, c10d(), "2", worker=BLOCKED, options=options, env={"GO": str(tmp_path / "go")}) as team:
         agents = team.start_many(2)

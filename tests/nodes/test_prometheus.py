@@ -1,4 +1,4 @@
-"""The rules and queries of `docs/how-to/prometheus.md`, asked of a real Prometheus that scrapes a real job of several agents."""
+"""The rules and queries of `docs/how-to/prometheus.md`, in a real Prometheus that scrapes a job of several agents."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_promtool_takes_the_rules() -> None:
     promtool("check", "rules", RULES)
 
 
-# Alerts: series, a sample in 30 s, and what fires at the end.
+# Alerts: series, one sample per 30 s, and the alerts that fire at the end.
 OF_RUN = '{instance="a",job="j"}'
 INFO = f'aelastic_run_info{OF_RUN[:-1]},run_id="r",host="h"}}'
 STORIES: dict[str, dict[str, str]] = {
@@ -68,7 +68,7 @@ STORIES: dict[str, dict[str, str]] = {
         'aelastic_phase{instance="a",job="j",phase="joining"}': "1x120",
         'aelastic_phase{instance="a",job="j",phase="running"}': "0x120",
     },
-    "": {  # a job that trains, with a budget that is not used
+    "": {  # a training job whose budget is unused
         'aelastic_time_seconds_total{instance="a",job="j",spent="starting"}': "0+30x120",
         f"aelastic_used_restarts{OF_RUN}": "0x120",
         f"aelastic_max_restarts{OF_RUN}": "3x120",
@@ -88,7 +88,7 @@ def test_an_alert_fires_when_it_should_and_not_else(tmp_path: Path, alert: str) 
     expected = [{"labels": firing, "value": 1}] if alert else []
     question = {"expr": f'ALERTS{{alertname=~"{alert or ".+"}"}}', "eval_time": "60m", "exp_samples": expected}
     story = {"interval": "30s", "input_series": series, "promql_expr_test": [question]}
-    path = tmp_path / "test.json"  # which is YAML, too
+    path = tmp_path / "test.json"  # JSON is also YAML
     path.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "30s", "tests": [story]}))
     promtool("test", "rules", path)
 
@@ -111,7 +111,7 @@ def test_each_query_of_the_dashboard_parses_and_names_what_there_is(tmp_path: Pa
     }
     records = set(re.findall(r"^ +- record: (\S+)$", RULES.read_text(), re.MULTILINE))
     named = {name for query in queries for name in re.findall(r"\b(?:\w+:)?aelastic_\w+(?::\w+)?", query)}
-    assert named <= series | records, "a dashboard of metrics that are not there"
+    assert named <= series | records, "the dashboard uses unknown metrics"
 
 
 @pytest.mark.ci
@@ -150,7 +150,7 @@ def test_a_restart_of_three_agents_is_one_and_the_failed_job_is_told_of(launch: 
 
         failures = 'sum(aelastic_restarts_total{cause="failure"})'
         wait_for("each agent has counted it", lambda: asked(failures) == 3)
-        # `increase` extrapolates what one sample in a short life has shown.
+        # `increase` extrapolates from the single sample of a short life.
         by_cause = "run_cause:aelastic_restarts:increase1h"
         wait_for("about one", lambda: 0.9 < (asked(by_cause, run_id=run_id, cause="failure") or 0) < 2)
         assert asked(by_cause, run_id=run_id, cause="membership") == 0
@@ -168,10 +168,10 @@ def test_a_restart_of_three_agents_is_one_and_the_failed_job_is_told_of(launch: 
         wait_for("training", lambda: (asked('min(aelastic_time_seconds_total{spent="trained"})') or 0) > 0)
 
         second.tell(FAIL, 1)
-        # Each agent's server waits until the end was read, and no longer.
+        # Each agent's server waits until its last values have been read, and no longer.
         assert [agent.wait() for agent in agents] == [FAIL_CODE] * 3, team.story
         wait_for("the alert", lambda: ("AelasticJobFailed", run_id) in server.firing())
-        # Nothing can be scraped any more but the files, which stay.
+        # Only the files, which stay, can still be scraped.
         wait_for("the agents are gone", lambda: asked('sum(up{job="aelastic"})') == 0)
         wait_for("files of all agents", lambda: len(server.ask('aelastic_run_ended{state="FAILED"}')) == 3)
         assert asked("node_textfile_scrape_error") == 0

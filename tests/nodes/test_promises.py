@@ -1,6 +1,6 @@
-"""What a job is promised to survive: hosts, leaders and endpoints that are lost, one at a time or together.
+"""Failures that a job is promised to survive: lost hosts, leaders and endpoints, one at a time or together.
 
-How long each fault takes is measured in `benchmarks/many_nodes.py`; other faults are in `test_chaos.py`.
+`benchmarks/many_nodes.py` measures how long each fault takes; `test_chaos.py` has other faults.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ pytestmark = pytest.mark.timeout(300)
 
 PORT = 29400
 ALL = (0, 1, 2)
-# On a busy machine a node needs more than 0.3 s to find the next leader, and a node that is missed excuses a failure.
+# On a busy machine a node needs more than 0.3 s to find the next leader, and a missing node excuses a failure.
 PATIENT = """
 from aelastic.rdzv.leader import coordinator
 
 coordinator.GRACE_S = 10.0
 """
-# A worker that does not fail of it when another one is lost.
+# A worker that does not fail when it loses another one.
 DEAF = WORKER.replace("begin_talk()\nrest()", "rest()")
-# Where something has to stay away for more than two leases.
+# For tests in which something stays away for more than two leases.
 LEASE_S = 2.0
 LONG_S = 2 * LEASE_S + 1
 
@@ -72,7 +72,7 @@ def net() -> Iterator[Net]:
 def team_on(
     launch: Launcher, endpoint: str, nnodes: str, *, lease_s: float = LONG_LEASE_S, **more: Any
 ) -> Iterator[Team]:
-    """The agents of one job, each to be started on a node."""
+    """The agents of one job, each on a node of its own."""
     conf = {"last_call_timeout": 1, "settle_time": 0.1, "lease": lease_s}
     with team_of(launch, Meeting("c10d", endpoint), nnodes, conf=conf, **more) as team:
         yield team
@@ -83,15 +83,15 @@ def endpoint_of(node: Node) -> str:
 
 
 def start_in_order(team: Team, nodes: Sequence[Node]) -> list[Agent]:
-    """The first one leads."""
+    """Starts the agents in order; the first one leads."""
     first = team.start(prefix=nodes[0].prefix)
     first.wait_said(COORDINATES)
     return [first, *(team.start(prefix=node.prefix) for node in nodes[1:])]
 
 
 def kill_host(agent: Agent) -> Undo:
-    """Kills an agent, its helpers, the store that it serves, and its workers; the kernel tells the others."""
-    agent.stop()  # it sees none of the others end
+    """Kills an agent, its helpers, the store that it serves, and its workers; the kernel notifies the others."""
+    agent.stop()  # it must not see the others end
     for pid in agent.left():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -102,7 +102,7 @@ def kill_host(agent: Agent) -> Undo:
 
 
 def cut_power(net: Net, node: Node, agent: Agent) -> Undo:
-    """Kills the same, and no word of it gets out; returns what connects the node again."""
+    """Kills the same processes without notice to anyone; returns what reconnects the node."""
     plug_in = net.pull_out(node)
     kill_host(agent)
     return plug_in
@@ -247,7 +247,7 @@ def test_all_agents_are_killed_and_come_back_in_any_order(net: Net, launch: Laun
         team.finish(round_)
 
 
-# Networks that lose packets.
+# Lossy networks.
 
 
 @pytest.mark.all
@@ -308,7 +308,7 @@ def test_a_node_that_is_cut_off_stops_its_workers_while_the_others_continue(
 def assert_left_behind(there: Battlefield, cut: Callable[[int], Undo]) -> None:
     """The others continue without a node, which stops its workers and joins again once the cut is over.
 
-    Its workers need no peer, so nobody but its agent ends them.
+    Its workers need no peer, so only its agent stops them.
     """
     node = there.others(there.coordinator)[0]
     worker, fence, began = there.agents[node].starts[-1].pid, there.fence, time.monotonic()
@@ -321,11 +321,11 @@ def assert_left_behind(there: Battlefield, cut: Callable[[int], Undo]) -> None:
     there.assert_not_side_by_side()
 
 
-# Most of several stores.
+# Loss of most stores.
 
 
 def most_are_silent(there: Battlefield) -> Undo:
-    """Two of three stores answer no other host, for as long as one likes."""
+    """Two of three stores don't answer other hosts until the effect is undone."""
     if not there.etcds:
         return there.endpoints_silent()
     silent = there.etcds[:2]
@@ -377,29 +377,29 @@ def test_a_job_that_fails_while_most_stores_are_silent_ends_on_all_nodes_once_th
         assert_failed(there.team, there.agents)
 
 
-# What is decided while a leader is lost.
+# Decisions while a leader is lost.
 
 
 def assert_failed(team: Team, agents: Sequence[Agent]) -> None:
-    """They end with one verdict: the exit code and the rank of the same failure."""
+    """All end with one verdict: the exit code and the rank of the same failure."""
     assert [agent.wait() for agent in agents] == [FAIL_CODE] * len(agents), team.story
     causes = {rank for agent in agents for rank in re.findall(r"Root Cause[^=]*\n *rank +: (\d+) ", agent.stderr)}
     named = [agent for agent in agents if "Root Cause" in agent.stderr]
     assert len(causes) == 1 and named == list(agents), team.story
 
 
-# More bytes than signs of life take while a leader stands still: 16 each.  A status with a failure takes over 1,000.
+# More bytes than heartbeats take while a leader is frozen (16 each).  A status with a failure takes over 1,000.
 SMALL_MESSAGES = 350
 
 
 @dataclass
 class Trio:
-    """Two nodes at work; a spare leads, so that its loss costs no round.
+    """Two working nodes; a spare leads, so that its loss does not end a round.
 
     Args:
         endpoint: where the endpoint is.
-        nodes: of the leader, and of the two at work.
-        agents: there.
+        nodes: the leader's, and the two working ones.
+        agents: their agents.
     """
 
     net: Net
@@ -419,18 +419,18 @@ class Trio:
 
     @property
     def failing(self) -> Agent:
-        """The agent whose worker is to fail."""
+        """The agent whose worker will fail."""
         return self.agents[1]
 
     def fail(self) -> None:
         os.kill(self.failing.starts[-1].pid, FAIL)
 
     def wait_failed(self) -> None:
-        """Its agent knows."""
+        """Waits until its agent knows of the failure."""
         self.failing.wait_said("rank . failed on")
 
     def wait_failure_sent(self) -> None:
-        """The host of the leader, which stands still, has the status with the failure; the leader reads it later."""
+        """Waits until the frozen leader's host has received the status with the failure; the leader reads it later."""
         leader, address = self.leader.pid, self.nodes[self.agents.index(self.failing)].v4()
         wait_for("the failure is sent", lambda: unread_bytes(leader, address) > SMALL_MESSAGES)
 
@@ -458,12 +458,12 @@ def trio(
     """Starts the three nodes.
 
     Args:
-        lease_s: of the leader.
-        serves: the leader's host has the endpoint as well.
+        lease_s: the leader's.
+        serves: whether the leader's host also has the endpoint.
         nnodes: two at most.
-        worker: what the two nodes run.
+        worker: script of the two nodes.
         leader_wrapper: Python code that runs in the leader's agent.
-        more: as `Team` has it.
+        more: see `Team`.
     """
     nodes = [net.node(f"node{number}") for number in range(3)]
     served_by = nodes[0] if serves else net.node("endpoint")
@@ -510,7 +510,7 @@ NO_RESTARTS = ("--max-restarts", "0")
 def test_a_job_that_fails_as_its_leader_is_killed_ends_with_one_verdict(
     net: Net, launch: Launcher, serves: bool
 ) -> None:
-    """With the endpoint it takes half a lease: the node whose last status was not read has its connection reset."""
+    """With the endpoint it takes half a lease: the node whose last status was not read gets a connection reset."""
     with trio(net, launch, lease_s=LEASE_S if serves else LONG_LEASE_S, serves=serves, options=NO_RESTARTS) as there:
         there.leader.stop()
         there.fail()
@@ -519,7 +519,7 @@ def test_a_job_that_fails_as_its_leader_is_killed_ends_with_one_verdict(
         assert_failed(there.team, there.at_work)
 
 
-# A leader that dies once a quorum has accepted the verdict, and before it tells anyone.
+# A leader that dies once a quorum has accepted the verdict, but before it tells anyone.
 ENDS_AT_VERDICT = """
 import os
 import signal
@@ -545,7 +545,7 @@ leading.commit = commit_and_end
 def test_a_verdict_that_nobody_was_told_is_that_of_the_next_leader_though_the_node_that_failed_is_lost(
     net: Net, launch: Launcher
 ) -> None:
-    """The node that is left could run alone, and has never read of the failure."""
+    """The remaining node could run alone, and has never read of the failure."""
     with trio(
         net, launch, lease_s=TEAM_LEASE_S, nnodes="1:2", options=NO_RESTARTS, leader_wrapper=ENDS_AT_VERDICT
     ) as there:
@@ -553,7 +553,7 @@ def test_a_verdict_that_nobody_was_told_is_that_of_the_next_leader_though_the_no
         there.leader.stop()
         there.fail()
         there.wait_failure_sent()
-        there.freeze(1)  # the node that is left and the endpoint accept the verdict
+        there.freeze(1)  # the remaining node and the endpoint accept the verdict
         there.leader.signal(signal.SIGCONT)
         assert there.leader.wait() == -signal.SIGKILL
         kill_host(there.failing)
@@ -564,7 +564,7 @@ def test_a_verdict_that_nobody_was_told_is_that_of_the_next_leader_though_the_no
 @pytest.mark.all
 @pytest.mark.ci
 def test_the_only_node_that_has_missed_the_verdict_reads_it_at_the_endpoint(net: Net, launch: Launcher) -> None:
-    """It could run alone, and nobody who knows the verdict lives."""
+    """It could run alone, and no living agent knows the verdict."""
     with trio(net, launch, lease_s=LONG_LEASE_S, nnodes="1:2", options=NO_RESTARTS) as there:
         wake = there.freeze(2)
         there.fail()
@@ -682,7 +682,7 @@ def test_a_failure_is_charged_once_whichever_leader_begins_the_next_round(
         assert [len(agent.starts) for agent in there.at_work] == [3, 3], there.team.story
 
 
-# What is asked for.
+# Requests.
 
 SAVING: dict[str, Any] = {"worker": WORKER, "nnodes": "1:2", "env": {"STAR_TICK_S": "0.02", "STAR_SAVES": "1"}}
 
@@ -726,7 +726,7 @@ def test_workers_are_restarted_when_the_leader_that_acknowledged_it_is_killed(
         assert verb(there.agents[1].folder, "restart", *options).code == 0
         there.leader.crash()
         again = there.team.wait_round(there.at_work, after=there.round)
-        assert again.restart == 0, "somebody asked for it"
+        assert again.restart == 0, "it was requested"
         there.team.finish(again)
 
 
@@ -762,7 +762,7 @@ def test_a_job_is_stopped_when_the_leader_that_acknowledged_it_is_killed(
 def test_a_job_is_stopped_when_the_leader_that_acknowledged_it_and_the_node_that_asked_are_killed(
     net: Net, launch: Launcher
 ) -> None:
-    """The node that is left has never been asked."""
+    """The remaining node has never received the request."""
     with trio(net, launch, options=NO_RESTARTS, **{**SAVING, "worker": DEAF}) as there:
         asker, other = there.at_work
         assert verb(asker.folder, "stop", "--at-save", "--deadline", "120").code == 0
@@ -785,14 +785,14 @@ def test_a_failure_is_still_held_for_somebody_to_look_when_the_leader_is_killed(
         assert [len(agent.starts) for agent in there.at_work] == [1, 1], there.team.story
         assert verb(there.agents[2].folder, "restart").code == 0
         again = there.team.wait_round(there.at_work, after=there.round)
-        assert again.restart == 0, "somebody asked for it"
+        assert again.restart == 0, "it was requested"
         there.team.finish(again)
 
 
 @pytest.mark.all
 @pytest.mark.ci
 def test_a_request_is_acknowledged_once_a_quorum_has_accepted_it(net: Net, launch: Launcher) -> None:
-    """Of two voters and the endpoint, the one that asks is less than half."""
+    """With two voters and the endpoint, the requester alone is less than half."""
     with trio(net, launch, lease_s=LONG_LEASE_S, options=NO_RESTARTS) as there:
         asker, _ = there.at_work
         undo_cut = net.isolate(there.endpoint, there.nodes)

@@ -1,4 +1,4 @@
-"""`AELASTIC_ROUND` rises over the whole life of a job, however often all its agents go: both recipes of the page, as they stand there."""
+"""`AELASTIC_ROUND` rises throughout a job's life, however often all its agents end: both recipes, as on the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = (Path(__file__).parents[2] / "docs/reference/rendezvous.md").read_text()
 (NAME,) = re.findall(r"\(`(ckpt-\{ROUND[^`]*)`\)", PAGE)
 STARTS, STEPS = 3, 2
 
-# Trains some steps, fails in the first round of each start, and ends.  What it resumes from is what the recipes load.
+# Trains some steps, fails in the first round of each start, and exits.  It resumes from what the recipes load.
 WORKER = f"""
 import json
 from pathlib import Path
@@ -79,7 +79,7 @@ def options_of(backend: str, endpoint: str, run_id: str) -> list[str]:
 def test_what_a_job_has_saved_is_resumed_from_over_three_starts(
     launch: Launcher, tmp_path: Path, run_id: str, backend: str
 ) -> None:
-    """An etcd keeps what it has for the second, and comes back empty for the third."""
+    """An etcd keeps its data for the second start, and is empty for the third."""
     with ExitStack() as stack:
         server = EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2"]) if backend == "etcd-v3" else None
         options = options_of(backend, stack.enter_context(etcd(server)).endpoint if server else "", run_id)

@@ -1,4 +1,4 @@
-"""Jobs whose agents have a secret: strangers get nowhere, and the secret can be changed while the job runs."""
+"""Jobs with a secret: strangers get nowhere, and the secret can change while the job runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SESSIONS, HALF_OPEN = {"quick": (25, 100), "all": (75, 300), "soak": (1000, 5000
 
 
 def put(path: Path, *lines: str) -> None:
-    """Another file in its place, as an orchestrator does it."""
+    """Replaces the file, as an orchestrator does."""
     new = path.with_name(f"{path.name}.new")
     new.touch(0o600)
     new.write_text("".join(f"{line}\n" for line in lines))
@@ -62,14 +62,14 @@ def finish(team: Team, last: Round) -> None:
 
 
 def store_ports(team: Team, round_: Round) -> set[int]:
-    """Where agents listen for a store to take over: it answers no stranger, who would wait in vain."""
+    """Ports on which agents wait to take over a store: they never answer strangers, so a connection would hang."""
     return {int(team.meeting.endpoint.rpartition(":")[2]), round_.starts[0].master_port}
 
 
 def coordinator_port(team: Team, round_: Round, key: Key) -> int:
-    """Of the ports of the one that coordinates, the one at which a member is let in."""
+    """The leader's port for members, among its open ports."""
     for port in team.coordinator.ports() - store_ports(team, round_):
-        with suppress(OSError, AssertionError, ProofError):  # it asks for votes
+        with suppress(OSError, AssertionError, ProofError):  # that port is for votes
             record(HOST, port, key, Knowledge(team.run_id, "no-token", ()).hello)
             return port
     raise AssertionError(f"no port of the coordinator's\n{team.story}")
@@ -93,7 +93,7 @@ def test_strangers_neither_join_nor_end_a_job_nor_disturb_its_rounds(launch: Lau
             there = record(HOST, coordinator_port(other, alone, other_key), other_key, refused)
             known = Knowledge(team.run_id, "0" * 32, [*here, there])
             ports = sorted(set().union(*(agent.ports() for agent in agents)) - store_ports(team, first))
-            assert len(ports) >= 3, "the coordinator's, and those at which votes are asked for"
+            assert len(ports) >= 3, "the leader's, and those for votes"
             with ThreadPoolExecutor(64) as pool, ExitStack() as stack:
                 for sock in half_open(HOST, ports, HALF_OPEN, here[0].said[0]):
                     stack.enter_context(sock)
@@ -101,7 +101,7 @@ def test_strangers_neither_join_nor_end_a_job_nor_disturb_its_rounds(launch: Lau
                 heard = list(pool.map(lambda seed: attack(seed, HOST, ports, known, stays=stays), range(SESSIONS)))
                 assert {kind for kind, _ in heard} == {kind.__name__ for kind in KINDS}
                 assert not [each for each in heard if b"Plan" in each[1] or b"Declined" in each[1]]
-                first.tell(FAIL, 0)  # among the half-open ones: an honest round
+                first.tell(FAIL, 0)  # a real round among the half-open connections
                 second = team.wait_round(agents, first)
             finish(other, alone)
         assert second.restart == 1 and len(second.starts) == 2
@@ -110,13 +110,13 @@ def test_strangers_neither_join_nor_end_a_job_nor_disturb_its_rounds(launch: Lau
         for agent in agents:
             assert not NEVER_SAID.search(agent.stderr), team.story
             refusals = re.findall("W refused 127.0.0.1: ", agent.stderr)
-            assert len(refusals) <= 4, "one line in a minute"
+            assert len(refusals) <= 4, "one line per minute"
         assert sum("W refused 127.0.0.1: " in agent.stderr for agent in agents) >= 1
 
 
 @pytest.mark.parametrize("store", ["static", pytest.param("endpoints", marks=pytest.mark.all)])
 def test_agents_with_one_secret_meet_in_stores_of_their_own(launch: Launcher, secret: Path, store: str) -> None:
-    """What is one value of a store proves them in `test_cells.py`."""
+    """`test_cells.py` covers cells that are a single value of a store."""
     port = quiet_port()
     hosts = (1, 2, 3) if store == "endpoints" else (1,)
     endpoint = ",".join(f"127.0.0.{host}:{port}" for host in hosts)
@@ -128,9 +128,9 @@ def test_agents_with_one_secret_meet_in_stores_of_their_own(launch: Launcher, se
         finish(team, team.wait_round(agents, first))
 
 
-# In an agent: what is waited for is said soon.
+# In an agent: it soon logs what it is waiting for.
 TELLS_OFTEN = "from aelastic.rdzv.member import search\nsearch.NOTE_INTERVAL_S = 1.0\n"
-# As above: what may be changing is not waited for.
+# Likewise: it does not wait for a secret that may be changing.
 WITHOUT_PATIENCE = "from aelastic.rdzv.protocol import other_secret\nother_secret.SECRET_CHANGE_S = 0.5\n"
 
 
@@ -156,7 +156,7 @@ def test_a_node_with_another_secret_or_none_is_named_on_both_sides_and_the_job_g
         assert without.wait() == EXIT_INPUT
         told = "its agents have a secret and this one has none: use the same --secret-file on every node"
         assert told in without.stderr and not without.starts, without.story
-        # The doctor says which key the coordinator has.
+        # The doctor reports the leader's key.
         own = Key(secret.read_bytes().strip(), "").id[:4]
         for path, level, told in (
             (secret, "ok", f"it has key {own}"),
@@ -166,8 +166,8 @@ def test_a_node_with_another_secret_or_none_is_named_on_both_sides_and_the_job_g
             found = anyio.run(findings, settings, team.run_id)
             (finding,) = [each for each in found if each.subject == "leader"]
             assert told in finding.words and finding.level == level, found
-        assert len(member.starts) == 1, "the job went on"
-        # Of two lines one may be the secret that the job is to have: it is waited for, for some time.
+        assert len(member.starts) == 1, "the job continued"
+        # With two lines, one may be the job's future secret, so the agent waits for it for a while.
         changing = tmp_path / "changing"
         put(changing, secrets.token_hex(32), secrets.token_hex(32))
         late = team.start("--secret-file", str(changing), wrapper=WITHOUT_PATIENCE)
@@ -201,7 +201,7 @@ async def findings(settings: RendezvousSettings, run_id: str) -> list[Finding]:
     return [each async for each in check_endpoints(settings, run_id, os.environ)]
 
 
-# Agents that have a file's new lines long before the test takes the next step, for which all are to have them.
+# Agents that read a file's new lines long before the test's next step, which needs all of them to have done so.
 WATCHFUL = """
 from aelastic.rdzv.protocol import secret_file
 
@@ -213,7 +213,7 @@ secret_file.LOOK_INTERVAL_S = 0.1
 def test_a_secret_is_changed_while_the_job_runs_and_an_agent_is_killed_at_some_steps(
     launch: Launcher, tmp_path: Path, count: int, first_kill: int
 ) -> None:
-    """Each node has a file of its own, and gets the new one before, while or after an agent is killed."""
+    """Each node has its own file, and gets the new one before, while or after an agent is killed."""
     old, new = secrets.token_hex(32), secrets.token_hex(32)
     files = [tmp_path / f"secret-{index}" for index in range(count)]
     for path in files:
@@ -237,14 +237,14 @@ def test_a_secret_is_changed_while_the_job_runs_and_an_agent_is_killed_at_some_s
                 continue
             agents[victim] = team.start("--secret-file", str(files[victim]), "--node-rank", str(victim))
             last = team.wait_round(agents, last)
-            assert last.restart == 0, "what comes and goes is free"
+            assert last.restart == 0, "membership changes are free"
         finish(team, last)
         said = [line for agent in team.agents for line in agent.stderr.splitlines()]
         assert not [line for line in said if "refused" in line and "secret" in line], team.story
 
 
 def _holds(pid: int, needle: bytes) -> str:
-    """Where a process has it: in its environment, its command line, or its memory; empty where it has not."""
+    """Where a process holds it: environment, command line or memory; empty if nowhere."""
     process = Path(f"/proc/{pid}")
     for name in ("environ", "cmdline"):
         if needle in (process / name).read_bytes():

@@ -1,4 +1,4 @@
-"""What others write in the cell of agents that have a secret: agents ignore it and continue."""
+"""Data from others in the cell of agents with a secret: agents ignore it and continue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lease_s() -> float:
 
 @pytest.fixture(params=["c10d", pytest.param("etcd-v3", marks=pytest.mark.all)])
 async def make(request: pytest.FixtureRequest, etcds: EtcdServers, lease_s: float) -> AsyncIterator[MakeCell]:
-    """Makes cells of one world."""
+    """Makes cells that share a store."""
     settings = settings_at(request.param, "" if request.param == "c10d" else etcds.of("distro").endpoint, lease_s)
     async with AsyncExitStack() as stack:
 
@@ -52,13 +52,13 @@ async def look(cell: EndpointCell) -> StoredCell | None:
 
 
 async def lead(cell: EndpointCell, stored: StoredCell) -> StoredCell:
-    """Writes, once what is there may be written over."""
+    """Writes as soon as the content may be overwritten."""
     await until_answered(lambda: look(cell), NotTrustedError)
     return await written(cell, stored)
 
 
 async def put(cell: EndpointCell, text: bytes) -> None:
-    """Any text, by a program that can reach the store."""
+    """Writes any text, like a program that can reach the store."""
     await cell.open()
     assert await cell._store.compare_set(await cell._store.get(), text) == text
 
@@ -69,7 +69,7 @@ async def test_a_stranger_s_cell_is_written_over_once_it_stands_still(make: Make
     ours = make(secret_of("job"))
     with pytest.raises(NotTrustedError, match="was not written with this agent's secret") as caught:
         await look(ours)
-    assert caught.value.leader == B.leader, "so that both ends can say what differs"
+    assert caught.value.leader == B.leader, "so that both ends can report what differs"
     mine = await lead(ours, A)
     assert await ours.read() == mine
     await renew(ours, mine)
@@ -98,7 +98,7 @@ async def test_a_leader_takes_back_at_once_what_a_stranger_has_written_over(
     mine = await lead(ours, A)
     signed_with = make(secret_of("job", words) if words else None)._writing
     await put(stranger, signed_with.sign(to_text(stored_by("b", term=9)).encode()))
-    assert await ours.write(renewed(mine)) is None, "it counts as nothing"
+    assert await ours.write(renewed(mine)) is None, "it is ignored"
     mine = await written(ours, renewed(mine))
     assert await ours.read() == mine
     assert [line for line in caplog.messages if "is --secret-file the same" in line]

@@ -1,4 +1,4 @@
-"""Jobs with several endpoints: any minority of their hosts may go, and what is wrong with a list is said in a line."""
+"""Jobs with several endpoints: any minority of their hosts may fail, and a bad list is reported in one line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def endpoints(count: int = 3) -> list[str]:
 def test_a_job_begins_while_one_host_is_away_and_each_in_turn_dies_and_comes_back_empty(
     launch: Launcher, losses: int
 ) -> None:
-    """After three losses no store is one of the first three: each was taken in from the others."""
+    """After three losses none of the first three stores is left: each new one was initialized from the others."""
     names, other = endpoints(), f"127.0.0.9:{quiet_port()}"
     with team_of(launch, Meeting("c10d", ",".join(names)), "2:3", conf=CONF, wrapper=HASTY) as job:
         round_ = job.wait_round(job.start_many(2))
@@ -50,7 +50,7 @@ def test_a_job_begins_while_one_host_is_away_and_each_in_turn_dies_and_comes_bac
             assert f"{told}{','.join(names)}: use the same list on every node" in line
             assert agent.stderr.count("the same list") == 1, "one line"
             assert not agent.starts
-        third = job.start("--rdzv-endpoint", ",".join(reversed(names)))  # the same one
+        third = job.start("--rdzv-endpoint", ",".join(reversed(names)))  # the same list
         round_ = job.wait_round([*job.live[:2], third], after=round_)
         for _ in range(losses):
             victim, *others = job.live
@@ -161,7 +161,7 @@ async def test_endpoints_have_children_that_are_forked_from_one_process_and_do_w
 
 
 async def children_of(*stores: QuorumStore, before: Collection[int] = ()) -> list[int]:
-    """The last endpoint's children, one for each endpoint, none as before, once all stores can be read."""
+    """The newest children, one per endpoint and none of those in `before`, once all stores can be read."""
     with anyio.fail_after(2 * DEADLINE_S):
         while True:
             for store in stores:

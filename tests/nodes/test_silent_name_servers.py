@@ -15,13 +15,13 @@ from kit.launching import Launcher
 from kit.servers.etcd_servers import EtcdServer, distro_etcd, etcd
 from kit.servers.name_servers import NameServer, files_of, name_server
 
-# A look-up without an answer takes twice as long, which is longer than any test waits.
+# An unanswered lookup takes twice as long as this, longer than any test waits.
 PATIENT = "timeout:30 attempts:2"
 
 
 @contextmanager
 def endpoint_of(backend: str, net: Net, folder: Path, server: NameServer) -> Iterator[str]:
-    """An endpoint by name: of an etcd on a node of its own, or of the store of the first agent."""
+    """An endpoint by name: an etcd on a node of its own, or the first agent's store."""
     if backend == "c10d":
         yield "host0:29400"
         return

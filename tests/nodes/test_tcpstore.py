@@ -1,4 +1,4 @@
-"""The workers' store, on the port they are told of: there in time, new for every generation, and never in the way."""
+"""The workers' store: ready in time on the port that they are given, new for every generation, and never in the way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from aelastic.workers.tcpstore.host import HEAD_START_S
 SERVER = "workers/tcpstore/server.py"
 HERE = {"127.0.0.1"} | ({"::1"} if socket.has_dualstack_ipv6() else set())
 
-# torch's own client, in a fifth of the time that `import torch` takes.
+# torch's own client, loaded in a fifth of the time that `import torch` takes.
 CLIENT = """
 from aelastic.workers.tcpstore.server import import_store
 from datetime import timedelta
@@ -49,7 +49,7 @@ def servers(job: Job) -> list[int]:
 
 @on_each_loop
 def test_workers_meet_on_the_masters_port_in_a_store_of_each_generations_own(launch: Launcher, loop: str) -> None:
-    """Each comes by a loopback address of its own, with more than fits into a packet."""
+    """Each connects from its own loopback address, with more data than fits into a packet."""
     job = launch(
         CLIENT
         + f"""
@@ -134,7 +134,7 @@ def test_a_job_that_is_on_this_host_only_listens_on_loopback_only(launch: Launch
 
 
 def test_a_job_that_other_hosts_may_join_listens_for_them(launch: Launcher) -> None:
-    # The others may know this host, whose endpoint is `localhost` here, by another name.
+    # Others may know this host under another name, while its endpoint is `localhost` here.
     endpoint = f"localhost:{quiet_port()}"
     job = launch(LISTENS, "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--nnodes", "1:2",
                  "--rdzv-conf", "last_call_timeout=0.1")  # fmt: skip
@@ -151,7 +151,7 @@ def test_a_job_that_other_hosts_may_join_listens_for_them(launch: Launcher) -> N
 def test_a_store_is_started_when_a_worker_connects_and_none_before_and_replaced_when_it_is_killed(
     launch: Launcher,
 ) -> None:
-    # On a machine with other jobs, one of those may load torch at any time.
+    # On a shared machine, other jobs may load torch at any time.
     blind = "import anyio, aelastic.workers.tcpstore.host as host\nhost._torch_loaded = anyio.sleep_forever"
     source = """
 say("ready")
@@ -163,7 +163,7 @@ say("second", connect().check(["key"]))
 """
     job = launch(CLIENT + source, wrapper=blind)
     job.wait_line("ready")
-    time.sleep(3 * HEAD_START_S)  # by then a store that waits for no worker would have been started
+    time.sleep(3 * HEAD_START_S)  # by then a store that does not wait for a worker would have started
     assert not servers(job)
     (job.folder / "connect").touch()
     job.wait_line("first")
@@ -185,7 +185,7 @@ def test_a_store_is_started_when_a_worker_loads_torch(launch: Launcher) -> None:
     """
     (launch.folder / "job" / "torch" / "lib").mkdir(parents=True)
     (launch.folder / "job" / "torch" / "lib" / "libtorch_cpu.so").touch()
-    # Again and again: the agent may begin to watch the file after the first worker has come here.
+    # Repeatedly: the agent may begin to watch the file after the first worker gets here.
     job = launch(
         """
         while not os.path.exists("over"):
@@ -235,7 +235,7 @@ say("got", store.get("key").decode())
 
 @pytest.mark.all
 def test_with_torch_preloaded_the_store_is_forked_and_one_that_was_killed_is_replaced(launch: Launcher) -> None:
-    env = in_each_store(launch.folder / "site", "os._exit(3)")  # no interpreter that is started for it serves a store
+    env = in_each_store(launch.folder / "site", "os._exit(3)")  # interpreters that are started for stores exit
     source = CLIENT + (
         'connect().set("key", "value")\nimport torch\nsay("got", torch.initial_seed())\n'
         'wait_for(f"go{restart}")\nsys.exit(1 - restart)\n'
@@ -250,11 +250,11 @@ def test_with_torch_preloaded_the_store_is_forked_and_one_that_was_killed_is_rep
     (job.folder / "go1").touch()
     assert job.wait() == 0, job.story
     assert "cannot be served" not in job.stderr, job.story
-    assert len({*job.lines}) == 2, "each worker has a seed of its own"
+    assert len({*job.lines}) == 2, "each worker has its own seed"
     job.assert_nothing_left()
 
 
-# As a last checkpoint is: the ranks agree by way of the store, then each saves, once: the agent hands the signal on.
+# Like a last checkpoint: the ranks agree through the store, then each saves once; the agent passes the signal on.
 SAVE_TOGETHER = """
 store = connect()
 
@@ -290,11 +290,11 @@ def test_a_signal_to_every_process_of_the_job_leaves_the_store_and_the_guard_run
     job.wait_line("ready", 2)
     helpers = {job.child(SERVER), job.child("guards-the-workers-of")}
     everything = job.left()
-    # The workers last, so that the helpers are gone, if they can be, when these need them.
+    # The workers last, so that the helpers are already gone, if possible, when the workers need them.
     for pid in helpers:
         os.kill(pid, signum)
     for pid in (pid for pid in everything if pid not in helpers):
-        with contextlib.suppress(ProcessLookupError):  # a worker may have saved already: the agent hands the signal on
+        with contextlib.suppress(ProcessLookupError):  # a worker may have saved already: the agent passes the signal on
             os.kill(pid, signum)
     assert job.wait() == -signum, job.story
     assert job.lines.count("saved") == 2, job.story
@@ -318,14 +318,14 @@ sys.exit(0 if restart == 1 and total.item() == 5.0 else 1)
 
 
 def run_delay_s() -> float:
-    """How long this thread could have run and others did (`/proc/thread-self/schedstat`)."""
+    """How long this thread was ready to run while others ran (`/proc/thread-self/schedstat`)."""
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 @pytest.mark.all
 @pytest.mark.ci
 def test_two_ranks_train_over_a_restart_and_the_loop_never_stalls(tmp_path: Path, warm: Warm) -> None:
-    """The store is no warm one: what it imports takes seconds."""
+    """The store starts cold: its imports take seconds."""
     (tmp_path / "train.py").write_text(TRAIN)
     spec = WorkerSpec(
         entrypoint=warm.python,
@@ -353,17 +353,17 @@ def test_two_ranks_train_over_a_restart_and_the_loop_never_stalls(tmp_path: Path
         return result
 
     gc.collect()
-    gc.freeze()  # else a full pass over all that the tests before have made is ours
+    gc.freeze()  # otherwise a full collection covers everything that earlier tests created
     result = run("uvloop", main())
     gc.unfreeze()
     assert result.state is WorkerState.SUCCEEDED, result
-    # Work of our own between two ticks is what we answer for; how long others keep the machine is not ours.
+    # Only our own work between two ticks counts, not the time that others keep the CPU busy.
     assert busiest < 0.1
     assert longest < 1.0
 
 
 def test_the_port_asked_for_is_the_one_served_and_a_taken_one_is_refused(launch: Launcher) -> None:
-    port = str(quiet_port())  # which the kernel gives to nothing else between the first job and the third
+    port = str(quiet_port())  # which the kernel assigns to nothing else between the first job and the third
     first = launch("say('port', os.environ['MASTER_PORT'])\nwait_for('go')\n", "--master-port", port, name="a")
     (line,) = first.wait_line("port")
     assert line == f"port {port}"

@@ -1,4 +1,4 @@
-"""Verbs in a job of several nodes, from any of them, about each; and nodes that are about to go."""
+"""Commands in a job of several nodes, from any node, about any node; and planned departures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("warm_stores")
 
 ENV = {"STAR_TICK_S": "0.02", "STAR_SAVES": "1"}
 OPTIONS = "--max-restarts", "0"
-# By then a node is to have left; no test waits so long.
+# A node must leave by this deadline, which is longer than any test waits.
 DRAIN_S = 120
 # In an agent: on a busy machine others may need more than a few seconds to answer.
 PATIENT = "from aelastic.agent.requests import enquiries\nenquiries.ANSWER_S = 25.0\n"
@@ -37,7 +37,7 @@ def patient_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def trio(launch: Launcher, *options: str, nnodes: str = "2:3", nodes: int = 3) -> Iterator[tuple[Team, list[Agent]]]:
-    """Three nodes of a job, and of each the folder where it can be spoken to."""
+    """A job with three nodes, and the folder of each node's control socket."""
     more: dict[str, Any] = {
         "conf": {"last_call_timeout": 1, "settle_time": 0.1},
         "options": (*OPTIONS, *options),
@@ -50,7 +50,7 @@ def trio(launch: Launcher, *options: str, nnodes: str = "2:3", nodes: int = 3) -
 
 
 def node_id(agent: Agent) -> str:
-    """As the others know it."""
+    """Its id, as the others know it."""
     found = [each for each in told(agent.folder, "status")["nodes"] if each["run"]["pid"] == agent.pid]
     return str(found[0]["run"]["node_id"])
 
@@ -71,21 +71,21 @@ def test_each_node_tells_of_all_and_asks_for_any(launch: Launcher) -> None:
             logs = logs_of(agent, *agents)
             assert logs.code == 1 and "only if the job has a secret (--secret-file)" in logs.err, logs
             assert_refused_undisturbed(team, agent)
-        # A restart that is asked for on a node that does not coordinate.
+        # A restart requested on a node that does not lead.
         asker = next(agent for agent in agents if agent is not team.coordinator)
         round_ = team.wait_round(agents)
         said = verb(asker.folder, "restart", "--at-save", "--wait")
         assert said.code == 0 and "all ranks have saved" in said.out, team.story
         round_ = team.wait_round(agents, after=round_)
         assert round_.restart == 0, "it is not charged"
-        # One node has another leave.
+        # One node makes another leave.
         leaver = next(agent for agent in agents if agent is not asker)
         said = verb(asker.folder, "drain", node_id(leaver), "--deadline", str(DRAIN_S), "--wait")
         assert said.code == 0 and leaver.wait() == EXIT_TRY_AGAIN, team.story
         rest = [agent for agent in agents if agent is not leaver]
-        assert team.wait_round(rest, after=round_).restart == 0, "nor is this"
+        assert team.wait_round(rest, after=round_).restart == 0, "nor is this one"
         assert all("of notice.due" in agent.stderr for agent in rest), team.story
-        # The leader may have left, and another one takes over: a node that has not found it yet is missing.
+        # The leader may have left and been replaced: a node that has not found the new one yet is missing.
         wait_for("both nodes answer", lambda: [len(told(asker.folder, "status")["nodes"])] == [2])
         status = told(asker.folder, "status")
         assert not status["silent"] and status["missing"] == 0, (status, team.story)
@@ -101,7 +101,7 @@ UNREADABLE: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def assert_refused_undisturbed(team: Team, agent: Agent) -> None:
-    """A request that no coordinator reads is answered, and costs the node nothing."""
+    """A request that no leader reads is answered, and does not affect the node."""
     folder, starts = sockets.doors_folder({"XDG_RUNTIME_DIR": str(agent.folder)}), len(agent.starts)
     (name,) = sockets.doors_in(folder)
     for field, asked in UNREADABLE:
@@ -115,7 +115,7 @@ def assert_refused_undisturbed(team: Team, agent: Agent) -> None:
 
 
 def logs_of(agent: Agent, *agents: Agent) -> Said:
-    """What an agent shows of a worker of the first of some nodes that is not its own; of none: of its own."""
+    """Output of a worker of the first node in `agents`, requested at another agent; without `agents`, of its own."""
     other = next((other for other in agents if other is not agent), agent)
     return verb(agent.folder, "logs", str(other.starts[0].rank), "--stderr")
 
@@ -128,7 +128,7 @@ def test_a_node_may_refuse_what_is_asked_for_on_others(launch: Launcher) -> None
         status = told(other.folder, "status")
         assert [len(status[kind]) for kind in ("nodes", "silent", "refused")] == [1, 0, 1]
         assert "  closed " in verb(other.folder, "status").out
-        assert verb(team.coordinator.folder, "restart").code == 0, "it may ask for it itself"
+        assert verb(team.coordinator.folder, "restart").code == 0, "it may request it itself"
 
 
 @pytest.mark.all
@@ -169,13 +169,13 @@ def test_a_new_node_waits_until_all_have_saved_and_with_a_secret_logs_of_any_are
         assert any("joined; all ranks have saved" in agent.stderr for agent in agents), team.story
 
 
-# Notices of a host: `HUP` here.  Whatever fails meanwhile: `tests/simulation/test_simulated_drains.py`.
+# Interruption notices of a host, here `HUP`.  `tests/simulation/test_simulated_drains.py` covers failures meanwhile.
 
 DRAINS = (*OPTIONS, "--on-signal", f"HUP=drain:{DRAIN_S}")
 
 
 def wait_steps(team: Team, round_: Round) -> None:
-    """Its ranks have taken some steps together."""
+    """Waits until its ranks have taken some steps together."""
 
     def have() -> bool:
         lines = [(agent.folder / "progress") for agent in team.live]
@@ -186,13 +186,13 @@ def wait_steps(team: Team, round_: Round) -> None:
 
 
 def drained(team: Team, agent: Agent) -> None:
-    """Has a node leave."""
+    """Drains a node."""
     agent.signal(signal.SIGHUP)
     assert agent.wait() == EXIT_TRY_AGAIN, team.story
 
 
 def assert_one_call(team: Team, ranks: int) -> None:
-    """All ranks have saved, once and at one step, and none was killed for it."""
+    """All ranks have saved once, at the same step, and none was killed."""
     told = [line.split()[1:] for agent in team.agents for line in agent.lines if line.startswith("saved ")]
     assert len({(fence, step) for fence, _, step in told}) == 1, team.story
     assert sorted(int(rank) for _, rank, _ in told) == [*range(ranks)], team.story

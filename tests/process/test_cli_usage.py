@@ -1,4 +1,4 @@
-"""Bad input, as its user sees it: one line on stderr, exit code 2, nothing started, nothing left."""
+"""Bad input, as users see it: one line on stderr, exit code 2, nothing started, nothing left behind."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kit.programs import ROOT, run_python
 from kit.verbs import told
 from kit.waiting import wait_for
 
-# What is started says so, in a file that none of these runs may leave.
+# The script would create this file, and none of these runs may leave it.
 SCRIPT = "import pathlib; pathlib.Path('started').touch()\n"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The working folder, with what the command lines below name, and an empty `tmp`."""
+    """A working folder with the files that the command lines below name, and an empty `tmp`."""
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "tmp").mkdir()
     return tmp_path
@@ -47,7 +47,7 @@ def assert_refused(folder: Path, said: str, *argv: str, **environ: str) -> None:
     assert contents(folder) == before
 
 
-# One of each kind; the others are told in one process, by `core/test_bad_usage.py`.
+# One of each kind; `core/test_bad_usage.py` tests the others in one process.
 @pytest.mark.parametrize(
     "command, environ, said",
     [
@@ -97,7 +97,7 @@ def test_an_unread_or_closed_stream_does_not_change_the_exit_code(folder: Path) 
         assert (run.returncode, run.stderr) == (code, ""), redirection
 
 
-# Completion of shells.
+# Shell completion.
 
 COMPLETE = """\
 source ./script
@@ -165,7 +165,7 @@ def test_bash_completes_commands_their_options_and_the_names_of_jobs(launch: Lau
     pytest.importorskip("shtab")
     env = {"XDG_RUNTIME_DIR": str(launch.folder)}
     assert launch("", "--rdzv-id=ended", env=env).wait() == 0
-    # A shell would run what is in this name.
+    # A shell would execute the command in this name.
     for number, run_id in enumerate(("resnet", "$(touch executed)"), 1):
         launch("rest()", f"--rdzv-id={run_id}", name=f"job{number}", env=env)
         wait_for(f"{number} jobs", lambda: len(told(launch.folder, "ps").get("jobs", ())) == number)  # noqa: B023

@@ -1,4 +1,4 @@
-"""The clone of the fork server: what the C library knows of itself in the new process."""
+"""The fork server's clone: what the C library believes about itself in the new process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from kit.launching import ran
 
 from aelastic.workers import forkserver
 
-# The first process reaps both of the others.  The second one tells the kernel a word that does not hold its id, as
-# glibc 2.43 does: there it is where a thread's state is kept.
+# The first process reaps both others.  The second one passes the kernel a word that does not hold its id, as glibc 2.43
+# does: the word is where a thread's state is kept.
 CLONES = """
 import ctypes, os, runpy, sys, threading, time
 first = os.getpid()

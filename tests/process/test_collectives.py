@@ -1,4 +1,4 @@
-"""The flight recorder and NCCL's RAS in a hang: workers and servers that do what torch and NCCL do."""
+"""The flight recorder and NCCL's RAS in a hang, with workers and servers that imitate torch and NCCL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kit.waiting import DEADLINE_S
 
 from aelastic.diagnose.stacks.collectives import FlightRecorder, ras_line
 
-# As torch has it: a rank makes its pipe when it joins a group, and its watchdog writes what was recorded.
+# Like torch: a rank makes its pipe when it joins a group, and its watchdog writes the recording.
 RECORDS = """
 import threading
 stem, file = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"], os.environ["TORCH_FR_DUMP_TEMP_FILE"]
@@ -44,7 +44,7 @@ if restart == 0:
 os._exit(0)
 """
 HANGS = ("--hang-timeout=1", "--hang-signals=output")
-# In an agent: a worker hangs that says so.  Until then it may be starting, which a busy machine is slow to do.
+# In an agent: only workers that report it can hang.  Until then they may be starting, which is slow on a busy machine.
 ONLY_WHO_SAYS_SO = """
 import os, time
 from aelastic.diagnose.hangs import activity
@@ -85,7 +85,7 @@ async def test_a_rank_that_does_not_write_is_not_waited_for_long(
     import os
 
     async def run_at_once(function: Callable[..., Any], *args: Any, **_: Any) -> Any:
-        return function(*args)  # a thread may begin too late
+        return function(*args)  # a thread may start too late
 
     recorder = FlightRecorder()
     assert await recorder.line() == ""
@@ -98,14 +98,14 @@ async def test_a_rank_that_does_not_write_is_not_waited_for_long(
     assert await recorder.line() == ""
     assert os.read(pipe, 9) == b"1\n"
     os.close(pipe)
-    assert await recorder.line() == ""  # it has ended: there is nobody to read
+    assert await recorder.line() == ""  # it has ended, so nobody can read
 
 
 # RAS.
 
 
 class Ras:
-    """A server that answers one question, as NCCL's does, and closes; or not."""
+    """A server that answers one question and closes, as NCCL's does; or does not answer."""
 
     def __init__(self, answer: bytes, *, closes: bool = True) -> None:
         self.asked = b""
@@ -151,7 +151,7 @@ def ras(request: pytest.FixtureRequest) -> Iterator[Ras]:
 
 
 class Timed:
-    """A connection whose time is over once an answer has been received, and more of it is waited for."""
+    """A connection that runs out of time after it has received part of an answer."""
 
     def __init__(self, stream: SocketStream, scopes: list[anyio.CancelScope]) -> None:
         self._stream, self._scopes = stream, scopes

@@ -1,6 +1,6 @@
-"""Commands on a terminal, at two widths: states have colours, long commands a line that is gone at the end.
+"""Commands on a terminal of two widths: coloured states, and a progress line that is erased when a long command ends.
 
-And without one, or where colours are not wanted: the same words, and nothing that moves a cursor.
+Without a terminal, or with colours off, commands print the same words and never move the cursor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kit.screens import Screen
 from kit.verbs import told
 from kit.waiting import wait_for
 
-# In the command: the line is drawn from the beginning, and each time.
+# In the command: it draws the line from the beginning, and every time.
 EAGER = """
 from aelastic.observe.ui import progress_line
 progress_line.PATIENCE_S = progress_line.INTERVAL_S = 0
@@ -28,7 +28,7 @@ from aelastic.cli.main import main_and_exit
 main_and_exit()
 """
 SGR = re.compile(rb"\x1b\[(\d+)m([^\x1b]*)\x1b\[0m")
-# A line that is drawn, up to where the rest of the row is erased.
+# A drawn line, up to the control sequence that erases the rest of the row.
 LINE = re.compile(rb"\r([^\r\n]+)\x1b\[K")
 GREEN, RED = b"32", b"31"
 TRAINS = """
@@ -53,7 +53,7 @@ class Terminal:
         streams: tuple[str, ...] = ("stdout", "stderr"),
         env: dict[str, str] | None = None,
     ) -> tuple[int, Screen]:
-        """Gives the exit code, and the screen as it is then."""
+        """Returns the exit code, and the screen at that time."""
         screen = Screen(columns, rows=60)
         self._screens.append(screen)
         environ = {name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "COLUMNS"}}
@@ -76,7 +76,7 @@ class Terminal:
 
     @property
     def stdout(self) -> str:
-        """What went to stdout, if that was no terminal."""
+        """Output on stdout, if that was not the terminal."""
         return (self.folder / "stdout").read_text()
 
 
@@ -90,7 +90,7 @@ def drawn(screen: Screen) -> list[str]:
 
 
 def assert_is_gone(screen: Screen, of: str) -> None:
-    """No line is left of what was drawn, and each was cut to the terminal."""
+    """Checks that nothing of the drawn lines remains, and that each was cut to the width of the terminal."""
     assert drawn(screen) and not [row for row in screen.rows if row.startswith(of)], screen.story
     assert max(map(len, drawn(screen))) < screen._screen.columns
 
@@ -118,12 +118,12 @@ def test_states_are_green_or_red_on_a_terminal_and_say_the_same_without_colour(l
 
 
 def without_numbers(screen: Screen) -> list[str]:
-    """Free memory changes while it is looked at."""
+    """Replaces numbers: free memory changes between looks."""
     return re.sub(r"\d+", "…", " ".join(screen.rows)).split()
 
 
 def without_times(rows: list[str]) -> str:
-    """All of it, also where the terminal has wrapped a row."""
+    """The whole screen, with rows joined where the terminal wrapped them."""
     return "".join("".join(re.sub(r"\d+ (ms|s|min|%)", "…", row).split()) for row in rows)
 
 

@@ -28,7 +28,7 @@ from aelastic.errors import EXIT_FAILURE, EXIT_INPUT
 from aelastic.rdzv.protocol.keys import Key
 from aelastic.rdzv.settings import RendezvousSettings
 
-# Gives up soon on a program that does not answer a TCPStore's client.
+# Soon gives up on a program that does not answer a TCPStore client.
 IMPATIENT = """
 from aelastic.cli.doctor import endpoint_checks
 
@@ -40,14 +40,14 @@ def doctor(folder: Path, *argv: str, before: str = "", **variables: str) -> subp
     """Runs `aelastic doctor`.
 
     Args:
-        before: Python code that runs before the command line does.
+        before: Python code that runs before the command line.
     """
     code = f"{before}\nfrom aelastic.cli.main import main_and_exit\nmain_and_exit()\n"
     return run_python("-c", code, "doctor", *argv, folder=folder, **{"TMPDIR": str(folder), **variables})
 
 
 def lines_of(run: subprocess.CompletedProcess[str]) -> dict[str, str]:
-    """The level and the words of each line, by its subject."""
+    """Level and text of each line, by subject."""
     split = [line.split(None, 1) for line in run.stdout.splitlines()]
     return {rest.partition(": ")[0]: f"{level} {rest.partition(': ')[2]}" for level, rest in split}
 
@@ -56,7 +56,7 @@ def test_each_endpoint_has_a_line_that_says_what_is_there(tmp_path: Path, warm_s
     port = quiet_port()
     with http.server.ThreadingHTTPServer(("127.0.0.2", port), http.server.BaseHTTPRequestHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        # The first is free, the second another program; the name of the third is none (RFC 2606).
+        # The first is free, the second another program, and the third has a name that never resolves (RFC 2606).
         names = [f"127.0.0.1:{port}", f"127.0.0.2:{port}", "no-such-host.invalid:1"]
         options = ["--nnodes", "3", "--rdzv-backend", "c10d", "--log-dir", "logs", "no-such-script.py"]
         before = IMPATIENT + WARM_STORE.format(python=warm_store.python)
@@ -118,7 +118,7 @@ def test_what_a_host_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 async def found(**fields: Any) -> dict[str, str]:
-    """What is said of a job of two nodes beside its endpoint, which other hosts cannot reach."""
+    """Findings for a job of two nodes whose endpoint is on this host, where other hosts cannot reach it."""
     where = f"127.0.0.1:{quiet_port()}"
     settings = RendezvousSettings("c10d", where, 2, 2, **fields)
     said = {each.subject: f"{each.level} {each.words}" async for each in check_endpoints(settings, "job", {})}
@@ -136,7 +136,7 @@ async def test_who_can_get_in_is_told_with_the_key_that_is_used(tmp_path: Path) 
     assert said["listening"].startswith("ok the agent listens at 192.0.2.77 and loopback")
     firewall = "warning needed: the workers' store, gloo and NCCL accept anyone who reaches 192.0.2.77"
     assert said["firewall"].startswith(firewall)
-    assert "leader" not in said, "none runs"
+    assert "leader" not in said, "no job is running"
     said = await found(bind_all=True)
     assert said["secret"].startswith("warning none: anyone who reaches an agent's port can join or end the job")
     assert said["listening"].startswith("ok the agent and the workers' store listen at all addresses")

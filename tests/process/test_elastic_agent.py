@@ -1,4 +1,4 @@
-"""torch's agent as a class: what its users call, over a supervisor; torch's own do the same."""
+"""torch's agent as a class: the calls that users make, on top of a supervisor, compared with torch's own classes."""
 
 from __future__ import annotations
 
@@ -142,12 +142,12 @@ def test_what_cannot_be_started_is_refused() -> None:
         spec_of(None)
 
 
-# As torch.
+# Compared with torch.
 
 
 @pytest.fixture
 def torchs() -> Iterator[Any]:
-    """torch's classes.  Its agent leaves its signal handlers behind, which raise: what is forked later would have them."""
+    """torch's classes.  torch's agent leaves signal handlers behind that raise, and later forks would inherit them."""
     before = {
         signum: signal.getsignal(signum) for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
     }
@@ -179,7 +179,7 @@ def test_agents_of_both_give_the_same_for_a_handler_of_torchs(torchs: Any, tmp_p
             agent = module.LocalElasticAgent(spec, torchs.DefaultLogsSpecs(str(tmp_path)), start_method="fork")
             result = agent.run()
             group = agent.get_worker_group()
-            failures = {"some"} if result.failures else set()  # which of the two is the first is chance
+            failures = {"some"} if result.failures else set()  # it is up to chance which of the two is first
             workers = [(w.local_rank, w.global_rank, w.role_rank, w.world_size, type(w.id)) for w in group.workers]
             told.append((result.return_values, failures, group.group_rank, workers, agent._remaining_restarts))
             assert result.is_failed() == (result.state == torchs.WorkerState.FAILED) == (entrypoint is stories.fail)
@@ -207,7 +207,7 @@ def test_the_address_in_the_spec_is_what_workers_of_both_get_though_the_handlers
 
 @pytest.fixture
 def make_handler() -> Callable[[], Any]:
-    """Makes torch's handler for one node, each time at the same endpoint."""
+    """Makes torch's handler for one node, always at the same endpoint."""
     api: Any = pytest.importorskip("torch.distributed.elastic.rendezvous")
     registry: Any = pytest.importorskip("torch.distributed.elastic.rendezvous.registry")
     where = {"local_addr": "127.0.0.1", "is_host": "1"}
@@ -224,7 +224,7 @@ def make_handler() -> Callable[[], Any]:
 def test_a_handler_is_let_go_of_with_the_agent_so_that_its_endpoint_is_free_for_the_next(
     make_handler: Callable[[], Any], entrypoint: Any, in_thread: bool
 ) -> None:
-    """torch's store listens for as long as something holds the handler; no collection is needed."""
+    """torch's store listens for as long as anything references the handler; no garbage collection is needed."""
     handlers: list[ReferenceType[Any]] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""The supervisor inside a user's program: it takes what it needs, gives all of it back, touches nothing else."""
+"""The supervisor inside a user's program: it gives back everything that it takes, and touches nothing else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 METHODS = ("spawn", "fork", "forkserver")
 with_every_method = pytest.mark.parametrize("method", METHODS)
-# Where the way in which a process starts is not the point: the default one in `make test`.
+# For tests in which the start method is irrelevant: `make test` uses the default one.
 with_each_method = pytest.mark.parametrize(
     "method", ["spawn", *(pytest.param(one, marks=pytest.mark.all) for one in ("fork", "forkserver"))]
 )
@@ -45,7 +45,7 @@ pytestmark = [
 
 
 def sleeper(path: Path, **spec: Any) -> WorkerSpec:
-    """A worker that tells its pid and its child's in a file, then sleeps."""
+    """A worker that writes its pid and its child's to a file, then sleeps."""
     code = (
         "import os, subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
@@ -57,23 +57,23 @@ def sleeper(path: Path, **spec: Any) -> WorkerSpec:
     return python(code, **spec)
 
 
-# Nothing taken, nothing left.
+# Leaks.
 
 
 @pytest.fixture
 def all_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """After the test there is no child, no descriptor, no thread and no temporary file that was not there before."""
+    """Checks that the test leaves no new child, descriptor, thread or temporary file."""
     tmp = tmp_path / "tmp"
     tmp.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp))
-    gc.freeze()  # else a collection goes over all that the tests before have made: half of a test's time
-    # A thread of the test before may still read what it was told to.
+    gc.freeze()  # otherwise a collection covers everything that earlier tests made: half of a test's time
+    # A thread of the previous test may still be reading files.
     wait_for("nothing of /proc is open", lambda: not any(path.startswith("/proc/") for path in descriptors().values()))
     before = children(), descriptors(), threads()
     yield
     gc.collect()
     gc.unfreeze()
-    # A thread of anyio's ends with its loop, a moment later, and with it what it was told to do last.
+    # An anyio thread ends shortly after its loop, and then drops its last task.
     wait_for(f"no more threads than {before[2]}", lambda: threads() <= before[2])
     assert children() <= before[0]
     wait_for(lambda: f"{descriptors()} are {before[1]}", lambda: descriptors() == before[1])
@@ -81,7 +81,7 @@ def all_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def surroundings() -> dict[str, Any]:
-    """What belongs to the program around us."""
+    """State that belongs to the program around us."""
     umask = os.umask(0)
     os.umask(umask)
     wakeup = signal.set_wakeup_fd(-1)
@@ -237,7 +237,7 @@ def test_a_run_needs_no_main_thread(loop: str) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def resident_helpers() -> None:
-    """What stays for the rest of a program's life: multiprocessing's fork server and tracker, libuv's signal pipe."""
+    """Starts what stays until a program exits: multiprocessing's fork server and tracker, libuv's signal pipe."""
     run("uvloop", asyncio.sleep(0))
     for method in METHODS:
         context: Any = multiprocessing.get_context(method)
@@ -342,7 +342,7 @@ def test_a_function_is_stopped_as_any_worker(method: str, tmp_path: Path) -> Non
     assert not alive(int(path.read_text()))
 
 
-# A short name: the socket of a fork server is below the test's folder, and its path has 107 bytes at most (`unix(7)`).
+# A short test name, as the path of the fork server's socket in the test's folder may have 107 bytes (`unix(7)`).
 @with_each_method
 def test_run_path(launch: Launcher, method: str) -> None:
     job = launch(
@@ -362,16 +362,16 @@ def test_run_path(launch: Launcher, method: str) -> None:
     assert job.lines == [f'["__main__", ["{script}", "--lr", "0.1", "0"], 0, "worker.py"]'] * 2
     assert "KeyError" in job.stderr and "worker.py" in job.stderr
     assert "functions.py" not in job.stderr and "runpy" not in job.stderr, "the script's frames only"
-    job.wait_nothing_left()  # a fork server sees the end of its agent and ends, too
+    job.wait_nothing_left()  # a fork server exits when its agent does
 
 
 @on_each_loop
 def test_a_forked_worker_that_is_asked_to_end_in_its_first_moment_does(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, lambda: None)  # a forked child has it, too
+        loop.add_signal_handler(signal.SIGTERM, lambda: None)  # a forked child inherits it
         for _ in range(FIRST_MOMENTS):
-            # One that misses the signal is never killed.
+            # A worker that missed the signal would never be killed.
             supervisor = call(
                 entrypoints.wait_for_file,
                 str(tmp_path / "never"),
@@ -379,7 +379,7 @@ def test_a_forked_worker_that_is_asked_to_end_in_its_first_moment_does(loop: str
                 shutdown_timeout_s=10 * DEADLINE_S,
             )
             running = asyncio.ensure_future(supervisor.run())
-            while not (supervisor.workers and supervisor.workers[0].id):  # noqa: ASYNC110  its first moment
+            while not (supervisor.workers and supervisor.workers[0].id):  # noqa: ASYNC110  as early as possible
                 await asyncio.sleep(0)
             supervisor.stop()
             async with asyncio.timeout(DEADLINE_S):
@@ -392,7 +392,7 @@ def test_a_forked_worker_that_is_asked_to_end_in_its_first_moment_does(loop: str
 def test_a_forked_worker_of_one_supervisor_does_not_hold_up_the_end_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Who is held up waits so long.
+    # A caller that is held up waits this long.
     monkeypatch.setattr("aelastic.workers.guard_process.GUARD_TIMEOUT_S", 10 * DEADLINE_S)
     go = tmp_path / "go"
 
@@ -430,7 +430,7 @@ def test_arguments_that_no_command_takes_are_refused(spec: dict[str, Any], words
 def test_a_function_that_workers_cannot_find_fails_once_and_says_so(
     method: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As one that was typed into a notebook: it is in this `__main__`, and in no other."""
+    """Like a function typed into a notebook: it exists in this `__main__`, and in no other."""
 
     def train() -> None: ...
 

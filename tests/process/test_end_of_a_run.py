@@ -1,4 +1,4 @@
-"""How a run ended, for scrapers that come now and then: a server that lingers, a file that stays."""
+"""How a run ended, for scrapers that rarely look: a server that lingers, a file that stays."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_failed_job_is_there_until_a_scrape_has_seen_it(launch: Launcher, loop
     options = "--linger", FOREVER, "--rdzv-id", "job-7", "--rdzv-backend", "c10d"
     job = launch(FAILS, *options, loop=loop, env=ANY_PORT)
     url = lingering(job)
-    with urllib.request.urlopen(f"{url}/livez", timeout=30) as answer:  # no scrape
+    with urllib.request.urlopen(f"{url}/livez", timeout=30) as answer:  # not a scrape
         assert answer.status == 200
     told = read(url)
     assert told['aelastic_run_ended{run_id="job-7",state="FAILED"}'] == told['aelastic_state{state="FAILED"}'] == 1
@@ -82,7 +82,7 @@ main._conclude = conclude
 
 
 def test_a_signal_that_comes_when_the_job_is_over_changes_no_exit_code(launch: Launcher) -> None:
-    job = launch(FAILS, "--on-signal", "USR1=drain:9", wrapper=LATE)  # as kubelet's SIGTERM does after a preStop
+    job = launch(FAILS, "--on-signal", "USR1=drain:9", wrapper=LATE)  # like kubelet's SIGTERM after a preStop
     assert job.wait() == 3, job.story
 
 
@@ -142,7 +142,7 @@ def test_a_file_for_node_exporter_has_the_end_of_the_run(launch: Launcher, tmp_p
     told = values(path.read_text())
     assert told['aelastic_run_ended{run_id="job-7",state="FAILED",textfile="gpu.prom"}'] == 1
     assert told[f'aelastic_restarts_total{{cause="failure",{common}}}'] == 1
-    assert list(path.parent.iterdir()) == [path], "each time a new file takes the place of the old one"
+    assert list(path.parent.iterdir()) == [path], "a new file replaces the old one each time"
 
 
 def test_the_file_is_written_while_the_job_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_disk_that_hangs_holds_up_the_end_for_a_bounded_time(
     assert result.state.name == "SUCCEEDED"
     assert "MetricsTextfile did not finish within 0.2 s" in caplog.text
     hangs.set()
-    wait_for("the thread to end", lambda: written == begun)  # one that has not begun in time does not begin
+    wait_for("the thread to end", lambda: written == begun)  # a write that has not begun in time does not begin
 
 
 @on_virtual_time

@@ -1,4 +1,4 @@
-"""Error files and `record` beside torch's, which is the oracle, and in processes of their own."""
+"""Error files and `record`, compared with torch's (the oracle), and in processes of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event log: what is in it, and that it harms no job."""
+"""The event log: its content, and that it never harms a job."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _no_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 jsonschema = pytest.importorskip("jsonschema")  # in the group dev
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
-# Of each kind: all choices are much work where a log has many records.
+# One validator per kind: trying every choice is slow if a log has many records.
 OF_KIND = {
     choice["$ref"].rpartition("/")[2]: jsonschema.Draft202012Validator({**SCHEMA, "oneOf": [choice]})
     for choice in SCHEMA["oneOf"]
@@ -93,7 +93,7 @@ OF_KIND = {
 
 
 def records_of(path: Path) -> list[Json]:
-    """The records of a log whose lines are whole; each is as the schema has it."""
+    """The records of a log with whole lines only; each must match the schema."""
     lines = path.read_bytes().split(b"\n")
     assert lines.pop() == b""
     records = [json.loads(line) for line in lines]
@@ -103,7 +103,7 @@ def records_of(path: Path) -> list[Json]:
 
 
 def log_of(folder: Path) -> Path:
-    """Of the only run in a log folder."""
+    """The log of the only run in a log folder."""
     found = [path for path in folder.glob("*/events.jsonl") if path.parent.name != "latest"]
     assert len(found) == 1
     return found[0]
@@ -114,7 +114,7 @@ def events(records: Sequence[Json], *kinds: str) -> list[Json]:
 
 
 def assert_whole(records: Sequence[Json]) -> None:
-    """A story from its beginning to its end, in which each phase follows from the one before."""
+    """Checks that a log has a beginning and an end, and that each phase follows from the one before."""
     assert [record["event"] for record in (records[0], records[-1])] == ["run_began", "run_ended"]
     assert len(events(records, "run_began", "run_ended")) == 2
     assert len({(record["run_id"], record["node"], record["host"]) for record in records}) == 1
@@ -126,7 +126,7 @@ def assert_whole(records: Sequence[Json]) -> None:
     assert later_rounds <= len(events(records, "restarting")) <= later_rounds + (records[-1]["state"] != "SUCCEEDED")
 
 
-# What is in it.
+# Content.
 
 
 def test_every_run_event_is_a_record_of_the_schema() -> None:
@@ -191,7 +191,7 @@ def test_the_schemas_lists_are_those_of_the_code() -> None:
     assert (*of_cause,) == Cause.__match_args__ and (*of_decision,) == Decision.__match_args__
 
 
-# Runs, on a clock that costs no time.
+# Runs, on a virtual clock.
 
 
 async def run(backend: FakeBackend, folder: Path, workers: int = 2, **more: Any) -> list[Json]:
@@ -220,7 +220,7 @@ async def test_a_crash_and_a_restart_are_told_with_all_they_took(tmp_path: Path)
     assert {record["generation"] for record in records} == {None, 1, 2}
 
 
-# When there is one.
+# When the log exists.
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_there_is_one_where_the_output_is_kept(
     asked: dict[str, Any], has_log: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(aelastic.observe, "event_log", aelastic.observe.event_log)  # as it is to be afterwards
+    monkeypatch.setattr(aelastic.observe, "event_log", aelastic.observe.event_log)  # restored after the test
     monkeypatch.delitem(sys.modules, "aelastic.observe.event_log")
 
     @on_virtual_time
@@ -241,10 +241,10 @@ def test_there_is_one_where_the_output_is_kept(
 
     run_it()
     assert bool(list(tmp_path.rglob("events.jsonl"))) is has_log
-    assert ("aelastic.observe.event_log" in sys.modules) is has_log  # a job without one does not pay for it
+    assert ("aelastic.observe.event_log" in sys.modules) is has_log  # a job without a log does not pay for it
 
 
-# Disks that make trouble.
+# Failing disks.
 
 
 @asynccontextmanager
@@ -268,7 +268,7 @@ def said(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """64 KiB, of which the first file takes all but what a test leaves."""
+    """A disk of 64 KiB, on which the first file leaves only as much space as a test needs."""
     folder.mkdir()
     if os.geteuid() != 0:
         pytest.skip("only root may mount a small disk")
@@ -297,7 +297,7 @@ def texts(records: Sequence[Json]) -> list[str]:
 
 
 def so_far(path: Path) -> list[Json]:
-    """What is there while the log is written: of a full disk, a moment long also a line that is taken back."""
+    """Content while the log is being written; on a full disk, this may briefly include a line that is then removed."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
@@ -380,7 +380,7 @@ async def test_a_disk_that_hangs_does_not_hold_up_the_run(
 ) -> None:
     monkeypatch.setattr("aelastic.observe.event_log.FINISH_TIMEOUT_S", 0.1)
     path = tmp_path / "events.jsonl"
-    os.mkfifo(path)  # it has no reader: a writer that opens it waits
+    os.mkfifo(path)  # it has no reader, so a writer that opens it blocks
     try:
         async with logging_to(path, backlog_max=100) as log:
             for _ in range(5000):
@@ -405,7 +405,7 @@ def _drained(reader: int) -> bytes:
 async def test_where_nothing_happens_there_are_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     is_told, append = threading.Event(), aelastic.observe.event_log._append
 
-    def append_when_told(path: Path, lines: bytes) -> int:  # else there may be a sign before the second event
+    def append_when_told(path: Path, lines: bytes) -> int:  # otherwise a heartbeat may precede the second event
         is_told.wait(DEADLINE_S)
         return append(path, lines)
 
@@ -413,7 +413,7 @@ async def test_where_nothing_happens_there_are_signs_of_life(tmp_path: Path, mon
     path = tmp_path / "events.jsonl"
     began = time.monotonic()
     async with logging_to(path, alive_interval_s=0.05) as log:
-        log.tell(FORMED, 1000.0)  # the loop's clock may be any
+        log.tell(FORMED, 1000.0)  # the loop's clock may have any value
         is_told.set()
         await until("two signs", lambda: len(events(so_far(path), "alive")) >= 2)
     took_ns = (time.monotonic() - began) * 1e9
@@ -450,13 +450,13 @@ async def test_nothing_follows_the_end_of_a_run(tmp_path: Path) -> None:
     async with logging_to(path, alive_interval_s=0.01) as log:
         log.tell(SAMPLES[-1], 1.0)
         await until("the end", lambda: events(so_far(path), "run_ended"))
-        async with logging_to(other, alive_interval_s=0.01):  # as long as another run shows that it lives
+        async with logging_to(other, alive_interval_s=0.01):  # while another run keeps showing that it is alive
             await until("signs", lambda: len(events(so_far(other), "alive")) >= 3)
     assert records_of(path)[-1]["event"] == "run_ended"
 
 
 async def test_an_observer_that_was_told_nothing_makes_no_file(tmp_path: Path) -> None:
-    before = threading.enumerate()  # that of a log before this one may be about to end
+    before = threading.enumerate()  # the thread of a previous log may be about to end
     log = EventLog(tmp_path / "events.jsonl")
     await log.aclose()
     assert not os.listdir(tmp_path)
@@ -481,7 +481,7 @@ async def test_what_a_worker_said_is_one_line_whatever_it_is(tmp_path: Path) -> 
 
 
 def whole_lines(folder: Path) -> list[Json]:
-    """What a reader sees meanwhile."""
+    """What a reader sees in the meantime."""
     found = list(folder.glob("*_*/events.jsonl"))
     return so_far(found[0]) if found else []
 
@@ -525,7 +525,7 @@ def test_two_nodes_tell_one_story(launch: Launcher) -> None:
     failed = [
         record for agent in told for record in told[agent] if record["event"] == "worker_ended" and record["failure"]
     ]
-    # The other may have fallen of the lost connection before it was stopped.
+    # The other worker may have failed because of the lost connection before it was stopped.
     causes = [(record["rank"], record["failure"]["message"]) for record in failed]
     assert [cause for cause in causes if cause != (0, "RuntimeError: rank 0: connection closed by peer")] == [
         (1, "exited with code 7")

@@ -1,4 +1,4 @@
-"""The watchdog: timers that workers set on a FIFO, with torch's own client and without."""
+"""The watchdog: timers that workers set through a FIFO, with torch's own client and without."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ WITHOUT_DEADLINE = 1e6  # a timer that no test waits for
 
 
 def line(pid: int, scope: str, after_s: float | None, signum: int = signal.SIGKILL) -> bytes:
-    """As torch's client writes it; `None` clears."""
+    """A line as torch's client writes it; `None` clears the timer."""
     at = -1 if after_s is None else time.time() + after_s
     request = {"version": 1, "pid": pid, "scope_id": scope, "expiration_time": at, "signal": int(signum)}
     return json.dumps(request).encode() + b"\n"
 
 
 class Kennel:
-    """A watchdog of one worker, this process, and what it finds."""
+    """The watchdog of one worker, which is this process, and its findings."""
 
     def __init__(self, scratch: Path, **env: str) -> None:
         self.found: list[Found] = []
@@ -68,7 +68,7 @@ class Kennel:
         return self.found
 
     async def wait_read(self) -> None:
-        """All that was written before has been read."""
+        """Waits until it has read everything written so far."""
         count = len(self.found)
         self.set("the end", -1, signum=signal.SIGUSR2)
         await until(lambda: any(found.signum == signal.SIGUSR2 for found in self.found[count:]))
@@ -92,7 +92,7 @@ async def watching(scratch: Path, **env: str) -> AsyncIterator[Kennel]:
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that this one has started."""
+    """A child of this process."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()
@@ -125,7 +125,7 @@ def test_the_fifo_holds_what_is_written_while_the_agent_is_busy(tmp_path: Path) 
     kennel = Kennel(tmp_path)
     kennel.server.open()
     data = line(HERE, "step", 60) * 40
-    for _ in range(FIFO_BYTES // (2 * len(data))):  # what does not fit raises
+    for _ in range(FIFO_BYTES // (2 * len(data))):  # data that does not fit raises an exception
         kennel.write(data)
     kennel.server.close()
 
@@ -133,7 +133,7 @@ def test_the_fifo_holds_what_is_written_while_the_agent_is_busy(tmp_path: Path) 
 def test_a_fifo_that_a_killed_agent_has_left_is_replaced(tmp_path: Path) -> None:
     place = tmp_path / "timers"
     os.mkfifo(place)
-    old = os.open(place, os.O_PATH)  # which reads nothing, and keeps its number from being used again
+    old = os.open(place, os.O_PATH)  # opened without reading, to keep its number from being reused
     kennel = Kennel(tmp_path, **{TIMER_FILE_VARIABLE: str(place)})
     kennel.server.open()
     assert not os.path.samestat(os.fstat(old), place.stat())
@@ -204,7 +204,7 @@ def test_a_timer_that_expires_is_reported_with_its_scope_its_signal_and_how_late
         scope, late = found.reason.split(", expired ")
         words, set_for, _ = scope.rsplit(" ", 2)
         assert words == "timer 'step', set for"
-        assert 0 <= float(set_for) <= 0.05  # what was left of it when it was read
+        assert 0 <= float(set_for) <= 0.05  # the rest of its time when it was read
         number, unit = late.split(" ", 1)
         assert 0 <= float(number) <= passed_s
         assert unit == "s ago"
@@ -217,7 +217,7 @@ def test_a_timer_that_was_cleared_while_the_agent_was_busy_has_not_expired(loop:
     async def main() -> None:
         async with watching(tmp_path) as kennel:
             kennel.set("step", 0)
-            kennel.write(*[line(HERE, f"other {n}", WITHOUT_DEADLINE) for n in range(2000)])  # more than one reading
+            kennel.write(*[line(HERE, f"other {n}", WITHOUT_DEADLINE) for n in range(2000)])  # more than a single read
             kennel.write(line(HERE, "step", None))
             await kennel.wait_read()
             assert kennel.found == []
@@ -231,7 +231,7 @@ def test_nothing_is_looked_at_while_nothing_is_written_and_no_timer_runs(tmp_pat
         async with watching(tmp_path):
             await asyncio.Event().wait()
 
-    with pytest.raises(Deadlock):  # on this clock, any timer at all would let the time go on
+    with pytest.raises(Deadlock):  # on this clock, any timer would let time pass
         main()
 
 
@@ -307,7 +307,7 @@ async def test_a_strange_scope_is_quoted_in_part_on_one_line(tmp_path: Path) -> 
 
 
 async def test_a_flood_of_lines_does_not_keep_the_loop_from_others(tmp_path: Path) -> None:
-    """While one writes as fast as it can, others have their turns, and timers expire."""
+    """While a client writes as fast as it can, other tasks still run and timers expire."""
     async with watching(tmp_path) as kennel:
         kennel.set("other", 1)
         code = (
@@ -334,7 +334,7 @@ if rank == 1:
         print(json.dumps(timer), file=fifo)
 time.sleep(600)
 """
-# Importing torch takes seconds, so `make test` does it once: in the worker that hangs.
+# Importing torch takes seconds, so `make test` does it only once: in the worker that hangs.
 USES_TORCH = f"""
 path = os.environ["TORCHELASTIC_TIMER_FILE"]
 say("at", rank, restart, path, oct(os.stat(path).st_mode))
@@ -372,7 +372,7 @@ def test_torchs_client_has_a_hung_worker_restarted_and_the_agent_lives(launch: L
     assert "rank 1 on " in job.stderr
     assert "is stopped: timer 'step 2', set for " in job.stderr
     assert "rank 1 failed" in job.stderr and "restart 1 of 1" in job.stderr
-    job.assert_nothing_left()  # nor the FIFO
+    job.assert_nothing_left()  # including the FIFO
 
 
 @on_each_loop

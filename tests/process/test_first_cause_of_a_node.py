@@ -1,10 +1,10 @@
-"""Which of the workers of one node has failed by itself, where one that blames a lost peer is seen first."""
+"""Which worker of a node failed by itself, if one that blames a lost peer is noticed first."""
 
 from __future__ import annotations
 
 from kit.launching import Launcher
 
-# The agent sees that rank 0 has ended, and only then ends rank 1, which it blames.
+# The agent notices that rank 0 has ended, and only then ends rank 1, which rank 0 blames.
 BLAMES_FIRST = """
 import select
 if rank == 0:
@@ -23,7 +23,7 @@ if rank == 0:
     open("pid", "w").write(str(os.getpid()))
     os.rename("pid", "pid0")
 """
-# On a busy machine rank 1 ends later than within the limit.
+# On a busy machine rank 1 takes longer to end than the limit.
 PATIENT = "from aelastic.agent import generation\ngeneration.GIVES_WAY_S = 60.0\n"
 
 

@@ -1,4 +1,4 @@
-"""Workers that hang: what is seen of them in `/proc` and in their files, and what becomes of the job."""
+"""Workers that hang: how they look in `/proc` and in their files, and what happens to the job."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from aelastic.agent.group.worker_env import STUCK_VARIABLE
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
 TERM_CODE = 128 + signal.SIGTERM
-# Long enough that a worker which is alive shows it on a busy machine, too.
+# Long enough that a live worker shows signs of life even on a busy machine.
 TIMEOUT_S = 2
-# Of workers that go on for longer than that, and then succeed.
+# Run time of workers that continue for longer than that, and then succeed.
 GOES_ON = 2.25 * TIMEOUT_S
 
 
-# In an agent: nothing is seen before all workers are where they stay.  On a busy machine they begin one after the other,
-# and the first one to be found would end the others, or be found for its late start.
+# In an agent: it has no samples before all workers are in place.  On a busy machine they begin one after the other, and
+# the first one found would end the others, or be found because it started late.
 TOGETHER = """
 import os
 from aelastic.diagnose.hangs import activity
@@ -84,7 +84,7 @@ end = time.monotonic() + GOES_ON
 while time.monotonic() < end:
     sum(range(100_000))
 """
-# What it does goes on in a process that the worker waits for.
+# A process that the worker waits for does the work.
 LETS_OTHERS_COMPUTE = f"subprocess.run([sys.executable, '-c', {('import time' + COMPUTES)!r}])"
 
 
@@ -101,7 +101,7 @@ def test_the_chosen_signs_decide_which_worker_hangs(launch: Launcher) -> None:
     ]
     jobs = [
         launch(
-            code.replace("GOES_ON", str(600 if exitcode else GOES_ON)),  # who is to be found hangs until then
+            code.replace("GOES_ON", str(600 if exitcode else GOES_ON)),  # a worker to be found hangs until then
             f"--hang-timeout={TIMEOUT_S}",
             f"--hang-signals={signs}",
             name=f"job{number}",
@@ -177,7 +177,7 @@ def test_output_that_is_expected_is_met_missed_or_missed_later(launch: Launcher)
         assert not job.left()
 
 
-# What torch 2.15 writes when a collective of NCCL times out, from its source, and then aborts.
+# What torch 2.15 logs when an NCCL collective times out, from its source, before it aborts.
 ABORTS = """
 if rank == 0:
     wait_for("there1")
@@ -234,7 +234,7 @@ def test_a_file_system_that_hangs_does_not_keep_a_hung_worker_from_being_stopped
     assert "rank 0 on" in job.stderr and "is stopped: no " in job.stderr
 
 
-# An agent whose workers look as if they were in uninterruptible sleep, once the file is there.
+# An agent that sees its workers in uninterruptible sleep, once the file exists.
 STUCK = f"""
 import os
 from aelastic.diagnose.hangs import activity

@@ -1,4 +1,4 @@
-"""What tests rely on: all that a job starts is known, and nothing outlives its test, however that ends."""
+"""What tests rely on: everything that a job starts is known, and nothing outlives its test, however the test ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ say("is there")
 
 
 def start(launch: Launcher, code: str) -> Job:
-    """A program of its own: an agent would end what detaches itself."""
+    """Starts a program of its own, as an agent would end processes that detach themselves."""
     script = launch.write("alone/program.py", code)
     job = Job(script.parent, [sys.executable, script], {})
     launch.jobs.append(job)

@@ -1,4 +1,4 @@
-"""The health server: what it answers while a job runs, which clients it turns away, and that no client harms the job."""
+"""The health server: its answers while a job runs, the clients that it rejects, and that no client harms the job."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ from aelastic.workers.states import Phase
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
 ANY_PORT = {HEALTH_PORT_VARIABLE: "0"}
-# An agent that opens a server.
+# Opens a server in an agent.
 WITH_SERVER = f"import os\nos.environ[{HEALTH_PORT_VARIABLE!r}] = '0'\n"
 
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server in this process takes no client for slow, and no dump for late, because the machine is busy."""
+    """Keeps a server in this process from treating clients as slow, or a dump as late, on a busy machine."""
     monkeypatch.setattr(connection_limits, "LIFE_S", 600.0)
     monkeypatch.setattr(stacks_endpoint, "TIMEOUT_S", 600.0)
 
 
 class Answer(NamedTuple):
-    """What a server said."""
+    """A server's answer."""
 
     status: int
     headers: dict[str, str]
@@ -79,7 +79,7 @@ def ask(url: str, method: str = "GET", headers: Mapping[str, str] | None = None,
 
 
 def url_in(job: Job) -> str:
-    """Where a job says that it can be asked."""
+    """The URL that a job reports."""
     found = wait_for(f"a port is told:\n{job.story}", lambda: re.search(r"answered at (http://\S+)", job.stderr))
     return str(found.group(1))
 
@@ -88,7 +88,7 @@ def wait_ready(url: str) -> None:
     wait_for("ready", lambda: ask(f"{url}/readyz").status == 200)
 
 
-# Where it listens.
+# Addresses.
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_port_can_be_had_again_at_once() -> None:
     listener = listen_at(read_address(str(port)))
     with socket.create_connection(("127.0.0.1", port), DEADLINE_S):
         accepted, _ = listener.accept()
-        accepted.close()  # first: what is left of it stays on this side
+        accepted.close()  # first, so that its remaining state stays on this side
         close(listener)
     close(listen_at(read_address(str(port))))
 
@@ -167,7 +167,7 @@ async def test_without_what_serves_it_says_what_to_install(monkeypatch: pytest.M
             pass
 
 
-# What it says of a job.
+# Content during a job.
 
 
 FAILS_ONCE = """
@@ -180,7 +180,7 @@ if restart == 0 and rank == 1:
 
 @on_each_loop
 def test_it_answers_for_a_job_from_its_first_worker_to_its_end(launch: Launcher, loop: str) -> None:
-    # A port that nobody else has when the job is over; it is told of as what was chosen is.
+    # A port that stays free when the job is over; the log reports it like any port that was chosen.
     env = {HEALTH_PORT_VARIABLE: str(quiet_port()), "LOGLEVEL": "INFO"}
     options = "--nproc-per-node", "2", "--hang-timeout", "600", "--max-restarts", "2"
     began_at, began_s = time.time(), time.monotonic()
@@ -234,7 +234,7 @@ def test_it_answers_for_a_job_from_its_first_worker_to_its_end(launch: Launcher,
     assert job.wait() == 0
     with pytest.raises(ConnectionRefusedError):
         ask(url)
-    # The port is the agent's: workers are not told of it.
+    # The port is the agent's: workers don't get it.
     assert sorted(job.lines) == [f"start {rank} {restart} None" for rank in (0, 1) for restart in (0, 1)]
     job.assert_nothing_left()
 
@@ -291,13 +291,13 @@ async def serving(
 
 
 async def ask_here(url: str, *args: Any, **more: Any) -> Answer:
-    """As `ask`, of a server that runs on this loop."""
+    """Like `ask`, for a server that runs on this loop."""
     return await anyio.to_thread.run_sync(lambda: ask(url, *args, **more), abandon_on_cancel=True)
 
 
 async def test_each_page_has_its_method_and_others_are_told_which() -> None:
     async with serving() as (server, url):
-        assert server._limits is None, "no client has asked yet: what answers is imported with the first"
+        assert server._limits is None, "no client has connected yet: code for answers is imported with the first"
         index = await ask_here(url)
         pages = re.findall(r"^([A-Z]+) +(\S+)$", index.text, re.MULTILINE)
         assert {path for _, path in pages} == {"/livez", "/readyz", "/healthz", "/status", "/metrics", "/stacks"}
@@ -322,7 +322,7 @@ async def test_each_page_has_its_method_and_others_are_told_which() -> None:
         ("status", {"Host": "a.localhost"}, 200, ""),
         ("status", {"Host": "evil.example:80"}, 403, ""),  # on the loopback address
         ("status", {"Host": "["}, 403, ""),
-        ("stacks", {"Origin": "https://evil.example"}, 403, ""),  # a web page changes nothing
+        ("stacks", {"Origin": "https://evil.example"}, 403, ""),  # a web page may not change anything
     ],
 )
 async def test_who_asks_how_gets_which_answer(page: str, headers: dict[str, str], status: int, words: str) -> None:
@@ -353,7 +353,7 @@ async def test_every_metric_is_in_the_documents_and_no_other() -> None:
 
 
 class Stacks:
-    """Takes stacks when a test says so, and counts how often."""
+    """Takes stacks when a test allows it, and counts the requests."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count, self.go = folder, 0, anyio.Event()
@@ -409,12 +409,12 @@ async def test_stacks_that_cannot_be_taken_are_an_answer_too() -> None:
         assert (await ask_here(f"{url}/livez")).status == 200
 
 
-# Clients that mean no good.
+# Hostile clients.
 
 
 @contextmanager
 def hostile(url: str) -> Iterator[list[socket.socket]]:
-    """Clients of every bad kind that stay for as long as the block."""
+    """Clients of every hostile kind, which stay for the duration of the block."""
     place = urlsplit(url)
 
     def connect(sent: bytes = b"") -> socket.socket:
@@ -431,22 +431,22 @@ def hostile(url: str) -> Iterator[list[socket.socket]]:
         yield [
             stack.enter_context(connect(sent))
             for sent in (
-                *[b""] * 140,  # silent, and more than have a place
-                *[b"GET /livez HTTP/1.1\r\nX-A: "] * 40,  # never done with asking
-                *[b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"] * 40,  # do not read
+                *[b""] * 140,  # silent, and more than there is room for
+                *[b"GET /livez HTTP/1.1\r\nX-A: "] * 40,  # never finish their request
+                *[b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"] * 40,  # never read
                 *[b"POST /stacks HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n" + b"x" * 9000]
                 * 10,
                 *[b"POST /stacks HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nffffffff\r\n"] * 10,
                 *[b"GET /livez HTTP/1.1\r\n" + b"".join(b"X-%d: y\r\n" % n for n in range(10_000))] * 10,
                 *[b"GET /" + b"x" * 200_000] * 10,
                 *[b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"] * 10,  # TLS
-                *[b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" * 1000] * 10,  # asks a thousand times
+                *[b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" * 1000] * 10,  # a thousand requests each
                 *[b"GET /livez HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n" + b"\0" * 9000] * 10,
             )
         ]
 
 
-# In an agent: it keeps slow clients.  A client that had to wait until they are gone would wait past the test's deadline.
+# In an agent: it keeps slow clients.  A client that had to wait for their end would exceed the test's deadline.
 KEEPS_SLOW = "from aelastic.observe.health import limits\nlimits.LIFE_S = 600.0\n"
 
 
@@ -475,7 +475,7 @@ def test_hostile_clients_keep_neither_others_nor_the_job_waiting(launch: Launche
     assert job.wait() == 0
     assert "Traceback" not in job.stderr, job.stderr
     warnings = [line for line in job.stderr.splitlines() if line.startswith("aelastic: W")]
-    # Those that asked for stacks had the ranks compared.
+    # Requests for stacks also compared the ranks.
     (_,) = (line for line in warnings if "ranks compared" not in line)
     job.assert_nothing_left()
 
@@ -488,7 +488,7 @@ async def test_a_slow_client_is_disconnected(monkeypatch: pytest.MonkeyPatch) ->
         clients[2][1].write(b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")
         async with asyncio.timeout(DEADLINE_S):
             assert b"405" in await _rest(clients[2][0])
-            with monkeypatch.context() as hasty:  # once the one that is not slow has its answer
+            with monkeypatch.context() as hasty:  # once the client that is not slow has its answer
                 hasty.setattr(connection_limits, "LIFE_S", 0.5)
                 ends = [await _rest(reader) for reader, _ in clients[:2]]
         for _, writer in clients:
@@ -524,7 +524,7 @@ async def test_when_all_places_are_taken_the_oldest_that_has_not_asked_makes_roo
     monkeypatch.setattr(connection_limits, "CONNECTIONS_MAX", 4)
     stacks = Stacks(tmp_path)
     async with serving(collect=stacks, is_running=True) as (server, url):
-        asking = asyncio.ensure_future(ask_here(f"{url}/stacks", "POST"))  # the oldest, and it has asked
+        asking = asyncio.ensure_future(ask_here(f"{url}/stacks", "POST"))  # the oldest, and it has sent its request
         limits = await until(lambda: server._limits)
         await until(lambda: limits._answered)
         place = urlsplit(url)
@@ -559,13 +559,13 @@ def test_few_open_files_mean_fewer_connections(monkeypatch: pytest.MonkeyPatch) 
     assert found == {16: 4, 256: 32, 1 << 20: 128, -1: 128}
 
 
-# Nothing left.
+# Leftovers.
 
 
 @on_each_loop
 def test_a_run_with_a_server_gives_everything_back(loop: str, tmp_path: Path) -> None:
-    run(loop, asyncio.sleep(0))  # libuv keeps a pipe for the rest of a program's life
-    gc.collect()  # loops of the tests before, which would be closed meanwhile
+    run(loop, asyncio.sleep(0))  # libuv keeps a pipe until the program exits
+    gc.collect()  # loops of earlier tests, which would be closed meanwhile
     before = descriptors(), threads()
     status: list[int] = []
 
@@ -579,7 +579,7 @@ def test_a_run_with_a_server_gives_everything_back(loop: str, tmp_path: Path) ->
             url = url_of(server._listener)
             await until(lambda: supervisor.state is WorkerState.HEALTHY)
             place = urlsplit(url)
-            _, writer = await asyncio.open_connection(place.hostname, place.port)  # one that stays
+            _, writer = await asyncio.open_connection(place.hostname, place.port)  # a connection that stays
             status.append((await ask_here(f"{url}/status")).status)
             (tmp_path / "go").touch()
             await task
@@ -602,11 +602,11 @@ def test_a_run_that_is_refused_after_it_listens_listens_no_more(tmp_path: Path) 
     close(listen_at(read_address(str(port))))
 
 
-# Servers of one's own.
+# Custom servers.
 
 
 class Told(HealthCheckServer):
-    """Notes what it is told."""
+    """Records its calls."""
 
     made: list[Told]
 

@@ -1,4 +1,4 @@
-"""The health gate: which checks keep a node out, and that none does that is broken."""
+"""The health gate: which checks keep a node out, and that a broken check keeps none out."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only for what never answers: on a busy machine a check that answers may take longer than that."""
+    """Only for checks that never answer: on a busy machine, one that answers may take longer than this."""
     monkeypatch.setattr(health_gate, "LIMIT_S", 0.2)
 
 
@@ -59,7 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def looks(*commands: str, folder: Path, times: int = 1) -> list[str]:
-    """What gates say, that look at the same time, the last time."""
+    """Lets one gate per command look `times` times, at the same time; returns their last answers."""
     found = dict.fromkeys(range(len(commands)), "?")
 
     async def look(place: int, command: str) -> None:
@@ -83,7 +83,7 @@ COULD_NOT_TELL = "the health check failed to decide, so this node is treated as 
 def test_a_check_that_is_broken_keeps_no_node_out_and_is_said_once(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of some nodes that look at the same time, each twice."""
+    """Several nodes look at the same time, twice each."""
     assert looks(*BROKEN.values(), folder=folder, times=2) == [""] * len(BROKEN)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == len(BROKEN) and all(line.startswith(COULD_NOT_TELL) for line in said), said
@@ -115,7 +115,7 @@ def test_a_check_says_whether_a_node_is_fit(folder: Path, caplog: pytest.LogCapt
     [
         ("4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.", "Xid 79 of PCI:0000:3b:00"),
         ("NVRM: Xid (PCI:0000:3b:00): 48, DBE", "Xid 48 of PCI:0000:3b:00"),
-        ("NVRM: Xid (PCI:0000:3b:00): 13, Graphics Exception", ""),  # the program's own doing
+        ("NVRM: Xid (PCI:0000:3b:00): 13, Graphics Exception", ""),  # caused by the program itself
         ("NVRM: Xid (PCI:0000:3b:00): 31, MMU Fault", ""),
         ("nvidia-nvswitch0: SXid (PCI:0000:08:00.0): 20034, Fatal, Link 30", "SXid 20034 of PCI:0000:08:00.0"),
         ("nvidia-nvswitch0: SXid (PCI:0000:08:00.0): 12028, Non-fatal, Link 30", ""),
@@ -135,10 +135,10 @@ def test_a_disk_that_is_full_is_seen_twice_or_it_was_not(folder: Path, monkeypat
     assert looks(BUILT_IN, folder=folder) == [""]
     seen[:] = [full, full]
     monkeypatch.setattr(health_gate, "_uptime_s", lambda: 60.0)
-    assert looks(BUILT_IN, folder=folder) == [""], "the machine still boots"
+    assert looks(BUILT_IN, folder=folder) == [""], "the machine is still booting"
     monkeypatch.setattr(health_gate, "_uptime_s", lambda: 1e6)
     seen[:] = [SimpleNamespace(f_bavail=12_000, f_blocks=16_384, f_frsize=4096)] * 2  # /dev/shm of a container: 64 MiB
-    assert looks(BUILT_IN, folder=folder) == [""], "it is small, and not full"
+    assert looks(BUILT_IN, folder=folder) == [""], "small, but not full"
 
 
 @pytest.mark.usefixtures("short_limit")
@@ -155,7 +155,7 @@ def test_a_process_that_still_holds_a_device_is_awaited(folder: Path) -> None:
             ["sleep", "600"], env={**os.environ, "HAS": "mark-7"}, stdin=None, start_new_session=True
         )
         try:
-            # The kernel shows it at the end of `execve`, and says that a program is started before.
+            # The kernel shows the environment at the end of `execve`, but reports the program as started before that.
             wait_for("it has its environment", lambda: proc_table.carries(process.pid, b"HAS=mark-7"))
             some, no_worker, of_worker = ("/dev/null",), holder(b"HAS=mark-7", (), ("/dev/nvidia",)), {process.pid}
             return holder(b"HAS=mark-7", (), some), no_worker, holder(b"HAS=mark-7", of_worker, some)

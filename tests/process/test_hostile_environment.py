@@ -1,4 +1,4 @@
-"""Whatever the environment of an agent says: it says in one line what cannot be, or runs the job."""
+"""Any environment of an agent: it reports in one line what is invalid, or runs the job."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OTHERS = (
 
 
 def fits(text: str) -> bool:
-    """An environment can hold it."""
+    """Whether an environment can hold the text."""
     with suppress(UnicodeEncodeError):
         return "\0" not in text and len(os.fsencode(text)) < 100_000
     return False

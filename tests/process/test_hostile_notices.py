@@ -1,6 +1,6 @@
-"""Whatever the notice file holds, or the notice command says: the agent lives, and a job that need not go is undisturbed.
+"""Any content of the notice file or from the notice command: the agent survives, and other jobs are undisturbed.
 
-What is no notice counts as one, in a file: here one that is too short to be followed.
+A notice file with invalid content is treated as a notice, which here leaves too little time to act on it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORKS = """
 say("start", os.getpid(), restart)
 wait_for("go")
 """
-# In an agent: it looks at once, and leaves a byte for each look; by default, there is too short to save.
+# In an agent: it looks at once, and writes a byte for each look; the default time is too short to save.
 LOOKS = """
 import os
 from aelastic.agent.requests import notice_sources
@@ -46,7 +46,7 @@ def look(path):
 
 notice_sources._read = look
 """
-MORE_THAN_A_PIPE = 1 << 18  # bytes: what comes before them has been read once a program has written them
+MORE_THAN_A_PIPE = 1 << 18  # bytes: once a program has written these, everything before them has been read
 WORDS = st.sampled_from(
     ["drain", "cancel", "0.5", "0", "0.999", "spot", "-1", "1e9", "9" * 30, "nan", "s", "drain 0.2 spot"]
 )
@@ -66,7 +66,7 @@ def start(launch: Launcher, *options: str) -> Job:
 
 
 def assert_undisturbed(job: Job) -> None:
-    """The worker that began ends when it may."""
+    """Checks that the first worker is still there, and ends when it may."""
     (job.folder / "go").touch()
     job.assert_ends()
     assert len(job.wait_line("start")) == 1 and not NEVER_SAID.search(job.stderr), job.story

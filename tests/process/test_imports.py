@@ -1,4 +1,4 @@
-"""What is imported at the start of an agent, and what is not: a start pays for what it uses."""
+"""What an agent imports at its start, and what it must not: a start only pays for what it uses."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from kit.programs import ROOT, run_python
 pytestmark = pytest.mark.cold
 
 HEAVY = r"(torch|aiohttp|numpy)\b"
-# What a failure needs is imported while the workers start, or later.
+# Imported while the workers start or later, as only failures need these.
 OF_A_FAILURE = r"aelastic\.failures\.(exit_reason|report)\b"
 PARSE_AUTO = (
     "import os; from aelastic.cli.arguments import parse; parse(['--nproc-per-node=auto', 'train.py'], os.environ)"
 )
 
 
-# What one interpreter imports, step by step, and what must not be there after each step.
+# Imports of one interpreter, step by step, and the modules that must be absent after each step.
 STAGES = (
-    ("import aelastic", rf"{HEAVY}|aelastic\."),  # a program pays for the names that it takes
-    ("import aelastic.rdzv.registry", rf"{HEAVY}|.*\.stores\."),  # each back end is imported by its users
+    ("import aelastic", rf"{HEAVY}|aelastic\."),  # a program pays only for the names that it uses
+    ("import aelastic.rdzv.registry", rf"{HEAVY}|.*\.stores\."),  # each back end is imported when it is used
     ("import aelastic.cli.main, aelastic.supervisor", rf"{HEAVY}|{OF_A_FAILURE}"),
 )
 
 
 def imported(code: str, absent: str) -> str:
-    """Code that runs other code, and then prints which modules there are that should not be."""
+    """Code that runs `code`, then prints the loaded modules that should be absent."""
     return f"{code}; print([name for name in sys.modules if re.match({absent!r}, name)])"
 
 
@@ -44,7 +44,7 @@ def test_what_agents_and_programs_import_pulls_in_no_more(tmp_path: Path) -> Non
     [
         ("from aelastic.cli.timeline import main; main(['nowhere'])", rf"{HEAVY}|(asyncio|anyio)\b"),
         pytest.param(PARSE_AUTO, rf"{HEAVY}|asyncio\b", marks=pytest.mark.all),  # torch is asked, in another process
-        # A worker's `record` is imported before the worker's own modules are.
+        # A worker imports `record` before its own modules.
         ("import aelastic.errors", rf"{HEAVY}|{OF_A_FAILURE}|(anyio|asyncio|socket|traceback|logging|json|pathlib)$"),
     ],
 )
@@ -72,11 +72,11 @@ def test_a_job_that_asks_for_nothing_imports_nothing_that_watches_or_answers(lau
 
 @pytest.fixture
 def shadows(tmp_path: Path) -> Path:
-    """A folder with a file for each module of the standard library and of what an agent uses; each ends its importer."""
+    """A folder with a file for each standard module and each dependency of an agent; importing one ends the process."""
     folder = tmp_path / "shadows"
     folder.mkdir()
     # Python imports some modules before the module or code that it runs (since 3.13, `linecache` for `-c`): nobody can
-    # keep it from taking those from the working folder.
+    # stop it from loading those from the working folder.
     look = "import sys; print(*{name.partition('.')[0] for name in sys.modules})"
     (folder / "ours.py").write_text(look)
     before = {"__future__"}
@@ -91,7 +91,7 @@ def shadows(tmp_path: Path) -> Path:
 def test_the_modules_of_the_working_folder_are_not_the_agents(shadows: Path, tmp_path: Path, module: str) -> None:
     (tmp_path / "train.py").write_text("import sys\nprint(sys.path[0])\nraise ValueError('boom')\n")
     options = "-m", module, "--max-restarts=1", "--tee=3", str(tmp_path / "train.py")
-    # What --tee keeps goes with the test.
+    # The files that --tee keeps are removed with the test.
     done = run_python(*options, folder=shadows, TORCHELASTIC_HEALTH_CHECK_PORT="0", TMPDIR=str(tmp_path))
     assert done.returncode == 1 and "ValueError: boom" in done.stderr, done.stderr
     assert "of the folder" not in done.stderr
@@ -119,7 +119,7 @@ def test_the_workers_look_into_the_working_folder_first(tmp_path: Path, options:
     assert (done.returncode, done.stdout) == (0, f"path {tmp_path}\n"), done.stderr
 
 
-# Interrupts its process when a module is looked for the first time: a Ctrl-C at that moment.
+# Interrupts its process at the first lookup of a module, like Ctrl-C at that moment.
 INTERRUPT = """
 import os, signal, sys
 class Interrupt:

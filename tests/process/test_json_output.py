@@ -1,4 +1,4 @@
-"""`--json` of each command that reports: one document on stdout, the usual exit code, and the fields that the page has."""
+"""`--json` of each reporting command: one document on stdout, the usual exit code, and the documented fields."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WITHOUT = {"help"}  # shows a text for people
 
 
 def fields_of(command: str) -> set[str]:
-    """The fields that the page has of a command, on success."""
+    """The fields that the page lists for a successful command."""
     sections = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)
     command = f"{command} {COMMANDS[command].subcommand}".rstrip()
     (section,) = [each for each in sections if f"`aelastic {command}`" in each.splitlines()[0]]
@@ -63,7 +63,7 @@ def test_commands_about_a_job_print_the_fields_of_the_page(launch: Launcher) -> 
     assert both.code == 2 and json.loads(both.out)["code"] == "usage" and "use one of the two" in both.err
     stopped = told(job.folder, "stop", "resnet", "--wait")
     assert stopped["code"] == "ok" and stopped.keys() <= fields_of("stop")
-    job.wait()  # the job is over before its agent has ended
+    job.wait()  # the job is over before its agent has exited
     assert told(job.folder, "ps")["code"] == "no-such-job"
 
 

@@ -1,4 +1,4 @@
-"""The launcher as a library: what it gives, what it raises, and that torch's does the same."""
+"""The launcher as a library: its results and exceptions, compared with torch's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from aelastic.logs_specs import DefaultLogsSpecs
 from aelastic.rdzv.settings import split_endpoint
 from aelastic.settings import Std
 
-# In `make test` functions start in every way in test_embedding.py.
+# In `make test`, test_embedding.py starts functions in every way.
 with_every_method = pytest.mark.parametrize(
     "method", ["spawn", *(pytest.param(one, marks=pytest.mark.all) for one in ("fork", "forkserver"))]
 )
@@ -55,7 +55,7 @@ def failure_of(entrypoint: Any, *args: Any, **fields: Any) -> ChildFailedError:
     return caught.value
 
 
-# As torch.
+# Compared with torch.
 
 
 @pytest.mark.long
@@ -187,11 +187,11 @@ def test_queues_events_locks_and_barriers_reach_the_functions(method: str) -> No
     queue.join_thread()
 
 
-# What a function gives or raises takes one path to the agent, however its process was started.
+# A function's result or exception takes one path to the agent, whatever its start method.
 
 
 @pytest.mark.all
-def test_large_results_come_whole() -> None:  # as smaller ones do in test_embedding.py
+def test_large_results_come_whole() -> None:  # test_embedding.py covers smaller ones
     (value,) = launch(stories.many_bytes, 200, start_method="spawn", nproc_per_node=1).values()
     assert value == stories.many_bytes(200)
     (value,) = launch(stories.large_dict, 200_000, start_method="spawn", nproc_per_node=1).values()
@@ -226,13 +226,13 @@ def test_a_failure_has_the_functions_name_message_and_traceback(function: Callab
 def test_a_function_that_has_ended_before_the_kernel_was_asked_to_tell_is_seen_to_end(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a fork server takes the status of its children at once, and the agent may have waited for a CPU."""
+    """A fork server reaps its children at once, while the agent may have waited for a CPU."""
     monkeypatch.setattr(procs, "pidfd_of", lambda pid: None)
     assert launch(stories.rank_and, start_method=method) == {0: [0], 1: [1]}
 
 
 @pytest.mark.all
-def test_a_worker_may_launch_itself() -> None:  # as may any child: test_launch_again.py
+def test_a_worker_may_launch_itself() -> None:  # as any child may: test_launch_again.py
     values = launch(stories.launch_inside, "spawn", start_method="spawn", nproc_per_node=1)
     assert values == {0: {0: [0, "inside"], 1: [1, "inside"]}}
 
@@ -303,7 +303,7 @@ def test_everything_teed_is_out_before_the_call_returns(tmp_path: Path, capfd: p
 
 
 class Delegating:
-    """As torch's `_AliveCallbackProxy`."""
+    """Like torch's `_AliveCallbackProxy`."""
 
     def __init__(self) -> None:
         self.delegate: Any = None
@@ -350,10 +350,10 @@ def test_the_health_check_is_told_when_the_loop_last_turned(tmp_path: Path, monk
     asking.join(DEADLINE_S)
     ((before, answer, after),) = answers
     assert int(before) <= answer <= after
-    assert callback.delegate() >= answer, "after the job, too"
+    assert callback.delegate() >= answer, "also after the job"
 
 
-# Misuse; more of it is told of fields (core/test_spec.py) and options (core/test_bad_usage.py).
+# Misuse; core/test_spec.py covers more of the fields, and core/test_bad_usage.py more of the options.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Launches in other people's programs: again and again, in threads and children, under loops, signals and odd streams."""
+"""Launches in users' programs: repeated, in threads and children, under loops, with signals and odd streams."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def launch(entrypoint: Any, *args: Any, **fields: Any) -> dict[int, Any]:
     return elastic_launch(one_node(**fields), entrypoint)(*args)
 
 
-# Again and again.
+# Repeated launches.
 
 
 def held() -> tuple[dict[str, str], set[str]]:
-    gc.collect()  # what tests before this one have let go
+    gc.collect()  # objects that earlier tests dropped
     descriptors = {}
     for name in os.listdir("/proc/self/fd"):
         try:
             descriptors[name] = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            pass  # the one that lists them
+            pass  # the descriptor that lists them
     return descriptors, {thread.name for thread in threading.enumerate()}
 
 
@@ -75,7 +75,7 @@ def test_a_program_with_more_than_a_thousand_open_files_may_launch() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     held_open: list[int] = []
     try:
-        while not held_open or held_open[-1] < 1100:  # select(2) takes none from 1024 up
+        while not held_open or held_open[-1] < 1100:  # select(2) accepts none from 1024 up
             held_open.append(os.open(os.devnull, os.O_RDONLY))
         assert launch("true") == {0: None, 1: None}
     finally:
@@ -84,7 +84,7 @@ def test_a_program_with_more_than_a_thousand_open_files_may_launch() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-# Not by fork: a child of a program with busy threads inherits the locks they hold, with any launcher.
+# Not with fork: with any launcher, a child of a program with busy threads inherits the locks that they hold.
 @pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.all), "forkserver"])
 def test_threads_launch_side_by_side(method: str) -> None:
     with ThreadPoolExecutor() as threads:
@@ -92,7 +92,7 @@ def test_threads_launch_side_by_side(method: str) -> None:
         assert [each.result(LAUNCH_TIMEOUT_S) for each in launches] == [BOTH] * 4
 
 
-# In a program of its own: the process that runs the tests may have busy threads, whose locks a fork inherits.
+# As a separate program: the test process may have busy threads, whose locks a fork would inherit.
 MULTIPROCESSING = """
 import multiprocessing, sys
 from aelastic import ChildFailedError, elastic_launch
@@ -134,7 +134,7 @@ def test_children_of_multiprocessing_launch_and_those_of_a_pool_launch_programs_
     ], done.stderr
 
 
-# Where a loop runs already.
+# Inside a running loop.
 
 
 @pytest.mark.parametrize("run", [pytest.param(asyncio.run, marks=pytest.mark.all), uvloop.run])
@@ -151,7 +151,7 @@ def test_a_program_with_a_running_loop_may_launch(run: Callable[..., Any]) -> No
         return values
 
     assert run(main()) == BOTH
-    with ThreadPoolExecutor() as threads:  # which is none that handles signals
+    with ThreadPoolExecutor() as threads:  # not the thread that handles signals
         assert threads.submit(run, main()).result(LAUNCH_TIMEOUT_S) == BOTH
     wait_for("no thread of ours", lambda: threading.active_count() <= before)
 
@@ -197,7 +197,7 @@ def test_what_a_signal_handler_of_the_program_raises_stops_the_job_first(
 
 
 class sending:  # noqa: N801  a context manager
-    """Sends signals to this process once both workers of `sleep_long` are there, after calling `look`."""
+    """Sends signals to this process once both workers of `sleep_long` are there and `look` has been called."""
 
     def __init__(self, folder: Path, *signums: int, look: Callable[[], Any] = lambda: None) -> None:
         self._thread = threading.Thread(target=self._send, args=(folder, signums, look))
@@ -223,7 +223,7 @@ def assert_all_ended(folder: Path) -> None:
 
 @pytest.fixture
 def own_handlers() -> Iterator[dict[int, Any]]:
-    """Handlers of the program around the launch."""
+    """Signal handlers of the surrounding program."""
     mine: dict[int, Any] = {signum: lambda *_: None for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}
     before = {signum: signal.signal(signum, handler) for signum, handler in mine.items()}
     yield mine
@@ -311,7 +311,7 @@ def wait_code(folder: Path) -> str:
     )
 
 
-# A stranger's scripts.
+# Scripts of others.
 
 
 def run_script(folder: Path, code: str, *command: str, **popen: Any) -> subprocess.CompletedProcess[str]:
@@ -341,7 +341,7 @@ def test_a_script_without_a_guard_is_told_what_to_do(method: str, tmp_path: Path
     assert 'start_method "fork"' in done.stderr
 
 
-def test_a_script_with_a_guard_launches_its_own_functions(tmp_path: Path) -> None:  # by fork it needs none: below
+def test_a_script_with_a_guard_launches_its_own_functions(tmp_path: Path) -> None:  # fork needs no guard: below
     code = PLAIN + (
         '    if __name__ == "__main__":\n'
         '        for method in ("spawn", "forkserver"):\n'

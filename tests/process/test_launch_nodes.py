@@ -1,4 +1,4 @@
-"""Launches of several agents in one job: each is a thread here, as each may be a process of a node of its own."""
+"""Launches of several agents in one job: here each is a thread; it could be a process on its own node."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from aelastic import LaunchConfig, elastic_launch
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
-# Role and workers of each agent: roles mixed, local world sizes unequal, within a role, too.
+# Role and workers of each agent: mixed roles and unequal local world sizes, also within a role.
 AGENTS = (("trainer", 2), ("ps", 1), ("trainer", 3))
 
 
 def launch_all(backend: str, endpoint: str) -> dict[int, Any]:
-    """What each agent's launch gives: the workers' environment by global rank."""
+    """The results of all agents' launches: the workers' environments by global rank."""
     given: dict[int, Any] = {}
 
     def run(node: int, role: str, workers: int) -> None:
@@ -47,7 +47,7 @@ def launch_all(backend: str, endpoint: str) -> dict[int, Any]:
 
 @contextmanager
 def registered_handler() -> Iterator[None]:
-    """A back end that a program registers with torch, as torchelastic's documents show."""
+    """Registers a back end with torch, as in torchelastic's documentation."""
     rendezvous = pytest.importorskip("torch.distributed.elastic.rendezvous")
     registry = pytest.importorskip("torch.distributed.elastic.rendezvous.registry")
 
@@ -75,7 +75,7 @@ def test_several_roles_and_unequal_nodes_have_the_documented_ranks(backend: str)
     for node, (role, local_world_size) in enumerate(AGENTS):
         of_node = given[node]
         ranks = sorted(of_node)
-        assert ranks == list(range(ranks[0], ranks[0] + local_world_size)), "the ranks of a node are neighbours"
+        assert ranks == list(range(ranks[0], ranks[0] + local_world_size)), "a node's ranks are consecutive"
         for local_rank, rank in enumerate(ranks):
             told = of_node[rank]
             assert (told["RANK"], told["LOCAL_RANK"], told["ROLE_NAME"]) == (str(rank), str(local_rank), role)
@@ -87,4 +87,4 @@ def test_several_roles_and_unequal_nodes_have_the_documented_ranks(backend: str)
         assert [next(iter(given[node].values()))["GROUP_RANK"] for node in range(3)] == ["0", "1", "2"]
     for role, size in (("trainer", 5), ("ps", 1)):
         role_ranks = [int(told["ROLE_RANK"]) for _, told in sorted(workers.items()) if told["ROLE_NAME"] == role]
-        assert role_ranks == list(range(size)), "ranks within a role go by global rank"
+        assert role_ranks == list(range(size)), "ranks within a role are in the order of global ranks"

@@ -1,4 +1,4 @@
-"""A node that is about to go: its ranks save at one step, it leaves, and exits with 75."""
+"""A planned shutdown of a node: its ranks save at one step, it leaves, and its agent exits with 75."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kit.waiting import wait_for
 from aelastic import Supervisor, WorkerSpec
 from aelastic.errors import EXIT_TRY_AGAIN
 
-# Steps of 10 ms; where `slow` is there, rank 1 takes none, and says so.
+# Takes steps of 10 ms; while `slow` exists, rank 1 takes none and reports that.
 TRAINS = """
 from aelastic import notice
 say("start", rank, restart)
@@ -37,18 +37,18 @@ TWO = "--nproc-per-node", "2"
 
 
 def slow_down(job: Job) -> None:
-    """Returns when rank 1 takes no step any more."""
+    """Returns once rank 1 no longer takes steps."""
     (job.folder / "slow").touch()
     wait_for("rank 1 takes no step", (job.folder / "stands").exists)
 
 
-# It floods, then ends.
+# Floods, then exits.
 FLOODS = "yes x | tr -d '\\n' | head -c 1000000; exit 3"
 HANDLES = 'if rank < 2: signal.signal(signal.SIGUSR2, lambda *_: say("got it", rank))\n'
 
 
 def test_a_signal_passes_to_workers_and_another_has_all_ranks_save_at_one_step(launch: Launcher) -> None:
-    """A notice command that floods and ends leaves the job alone meanwhile."""
+    """A notice command that floods and exits does not affect the job."""
     job = launch(
         HANDLES + TRAINS, "--nproc-per-node=3", "--on-signal=USR2=pass,USR1=drain:600", f"--notice-command={FLOODS}"
     )
@@ -57,7 +57,7 @@ def test_a_signal_passes_to_workers_and_another_has_all_ranks_save_at_one_step(l
     job.signal(signal.SIGUSR2)
     job.wait_line("got it", 2)
     job.signal(signal.SIGUSR2)
-    assert {*job.wait_line("got it", 4)} == {"got it 0", "got it 1"}, "the one without a handler lives"
+    assert {*job.wait_line("got it", 4)} == {"got it 0", "got it 1"}, "the worker without a handler is alive"
     job.signal(signal.SIGUSR1)
     job.assert_ends(EXIT_TRY_AGAIN)
     assert len(job.wait_line("saved", 3)) == 3
@@ -71,7 +71,7 @@ def test_a_signal_passes_to_workers_and_another_has_all_ranks_save_at_one_step(l
 def test_ranks_that_wait_do_not_hang_and_go_on_once_the_notice_is_called_off(
     launch: Launcher, hang_timeout_s: int
 ) -> None:
-    # Until they wait they write: one that begins late, or comes late, keeps the other from that.
+    # They write until they wait: if one begins or arrives late, this keeps the other from looking hung.
     writes = TRAINS.replace("    if notice.due()", '    say("step", rank)\n    if notice.due()')
     writes = writes.replace("        time.sleep(0.01)\n", '        say("slow")\n        time.sleep(0.01)\n')
     options = [f"--hang-timeout={hang_timeout_s}"] if hang_timeout_s else []
@@ -79,7 +79,7 @@ def test_ranks_that_wait_do_not_hang_and_go_on_once_the_notice_is_called_off(
     job.wait_line("trains", 2)
     slow_down(job)
     (job.folder / "new").write_text("drain 600 spot\n")
-    (job.folder / "new").rename(job.folder / "notice")  # one that says nothing yet is another notice
+    (job.folder / "new").rename(job.folder / "notice")  # an empty file would be another notice
     job.wait_line("saved 0")
     wait_for("it is said", partial(_has_said, job, "within 600 s (spot, by the notice file)"))
     if hang_timeout_s:
@@ -96,7 +96,7 @@ def test_ranks_that_wait_do_not_hang_and_go_on_once_the_notice_is_called_off(
 @pytest.mark.all
 @pytest.mark.ci
 def test_a_rank_that_hangs_while_the_others_have_saved_is_found(launch: Launcher) -> None:
-    # Steps are output, so that no rank hangs while it trains.
+    # Each step writes output, so that no rank looks hung while it trains.
     hangs = TRAINS.replace("        time.sleep(0.01)\n", '        say("stands") or time.sleep(3600)\n')
     hangs = hangs.replace("    if notice.due()", '    say("step", rank)\n    if notice.due()')
     job = launch(hangs, *TWO, "--on-signal=USR1=drain:3600", "--hang-timeout=1")

@@ -1,4 +1,4 @@
-"""Limits of the host: what workers use up, the agent can do without, or it says what is short."""
+"""Host limits: the agent either manages without what its workers have used up, or reports the shortage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aelastic.cli.arguments import parse
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
-# In an agent: once there is a file of that name, the host refuses it threads; or processes.
+# In an agent: once a file of that name exists, the host refuses to create threads, or processes.
 NO_THREADS = """
 import os, threading
 start = threading.Thread.start
@@ -33,8 +33,8 @@ def refuse(thread):
 
 threading.Thread.start = refuse
 """
-# In an agent: the host refuses it workers, though not its helper processes.  As in a real refusal, `subprocess` makes the
-# call that fails: the agent takes no other EAGAIN for a limit of the host.
+# In an agent: the host refuses to start workers, but not helpers.  As in a real refusal, the call in `subprocess`
+# fails: the agent treats no other EAGAIN as a host limit.
 NO_WORKERS = """
 import contextlib, errno, os, subprocess, unittest.mock
 import aelastic.procs
@@ -51,7 +51,7 @@ class Refused(subprocess.Popen):
 subprocess.Popen = Refused
 """
 
-# Fills up the host, and dies of it.
+# Exhausts the host, and dies of it.
 FILLS_UP = """
 say("try", restart)
 open("full", "w").close()
@@ -69,7 +69,7 @@ def test_a_worker_that_leaves_no_threads_is_started_again_and_the_job_that_fails
 ) -> None:
     job = launch(FILLS_UP, "--max-restarts=1", wrapper=NO_THREADS)
     job.assert_ends(1)
-    assert job.lines == ["try 0", "try 1"], "the output is whole"
+    assert job.lines == ["try 0", "try 1"], "the output is complete"
     assert "rank 0 failed" in job.stderr and "cause     : BlockingIOError: no more at " in job.stderr, job.story
     assert_no_bug(job)
 
@@ -101,7 +101,7 @@ def test_a_host_that_is_short_of_them_is_said_to_be_and_no_restart_is_used(
 
 @pytest.fixture
 def few_pids() -> Iterator[Callable[[int], list[str]]]:
-    """Gives a command that runs a program in a cgroup with so many processes and threads at most."""
+    """Returns a function that makes a command run in a cgroup with a limit of processes and threads."""
     root = next((path for path in map(Path, ("/sys/fs/cgroup/pids", "/sys/fs/cgroup")) if path.is_dir()), None)
     group = Path(f"{root}/test-{uuid.uuid4().hex}")
     try:
@@ -192,7 +192,7 @@ def test_too_few_files_for_an_agent_are_refused_in_one_line(launch: Launcher, li
 @pytest.mark.all
 @pytest.mark.parametrize("room", range(0, 12, 2))
 def test_an_agent_that_runs_out_of_files_later_ends_its_workers_and_says_why(launch: Launcher, room: int) -> None:
-    """As a program around it may do, or an administrator."""
+    """A surrounding program or an administrator may set such a limit."""
     worker = """
     import socket
     socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), 10).close()
@@ -223,7 +223,7 @@ def test_idle_connections_to_the_coordinator_do_not_take_what_a_restart_needs(la
     )
     (line,) = job.wait_line("run 0")
     ports = listening_ports(job.pid) - {endpoint, int(line.split()[2])}
-    assert len(ports) == 2  # for the agents of the job, and for their votes
+    assert len(ports) == 2  # for the job's agents, and for their votes
     with ExitStack() as connections:
         for port in [*ports] * 140:
             connections.enter_context(socket.create_connection(("localhost", port)))

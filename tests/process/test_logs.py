@@ -1,4 +1,4 @@
-"""What workers write: every byte in the files, every line on the console, and no worker waits for either."""
+"""Worker output: every byte reaches the files, every line the console, and no worker waits for either."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def attempt(folder: Path, number: int = 0) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """What lies in the one run of a log folder, by path, beside its event log."""
+    """Files of the only run in a log folder, by path, without its event log."""
     root = folder / "logs" / "latest"
     found = (path for path in sorted(root.rglob("*")) if path.is_file() and path.name != "events.jsonl")
     return {str(path.relative_to(root)): path.read_bytes() for path in found}
@@ -99,11 +99,11 @@ def test_files_that_were_asked_for_stay_without_a_log_folder_too_and_their_place
     assert not job.left()
     (folder,) = job.tmp.iterdir()
     assert log.is_relative_to(folder)
-    # Other users share the temporary folder, and must not read this.
+    # The temporary folder is shared with other users, who must not read this.
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-# How much they write: a tenth is enough to fill every buffer on the way several times.
+# Amount of output: a tenth is enough to fill every buffer on the way several times.
 TIMES = 1 if EFFORT == "quick" else 10
 PIECES = rf"""
 TIMES = {TIMES}
@@ -168,7 +168,7 @@ def test_every_byte_is_in_the_file_when_the_agent_is_sigkilled(launch: Launcher)
     assert files(job.folder) == {f"attempt_0/{rank}/stdout.log": EVERYTHING for rank in (0, 1)}
 
 
-# Live.
+# Live output.
 
 
 @on_each_loop
@@ -252,7 +252,7 @@ def test_what_the_program_around_has_printed_before_comes_before(launch: Launche
     assert job.lines == ["of the program around", "[default0]:of a worker"]
 
 
-# Consoles that take nothing, or not enough.
+# Consoles that accept nothing, or too little.
 
 
 def resident_kib(pid: int) -> int:
@@ -355,12 +355,12 @@ def test_a_console_that_stalls_at_the_end_can_be_given_up_and_nothing_it_has_not
     wait_for("the last line", lambda: [f for f in job.tmp.glob("*/stderr_*.log") if f.read_bytes().endswith(last)])
     wait_for("the worker's end", lambda: not [pid for pid in job.left() if "-u" in cmdline(pid)])
 
-    def over() -> bool:  # however far it has come: the first may find the worker's exit yet unseen
+    def over() -> bool:  # at any stage: the first signal may arrive when the worker's exit is still unnoticed
         job.signal(signal.SIGINT)
         return job.process.poll() is not None
 
     wait_for("the end", over)
-    # It has succeeded or was stopped, by when the first came; its last words may or may not fit into the pipe.
+    # It succeeded or was stopped, depending on when the first signal came; its last words may not fit into the pipe.
     assert job.wait() in {0, -signal.SIGINT}
     (kept,) = job.tmp.glob("*_kept")
     assert not job.left()
@@ -413,7 +413,7 @@ def test_both_streams_may_go_to_one_place_and_their_lines_do_not_mix(launch: Lau
     assert job.wait() == 0
     assert [counts.pop(b"[default%d]:" % rank + b"o" * 99) for rank in range(2)] == [10_000] * 2
     assert counts.pop(b"") == 1
-    # What has no prefix is shown as it comes, so a line is in two parts if half of its write was seen.
+    # Text without a prefix is shown as it comes, so a line may be split if half of it was read.
     assert {bytes(set(line)) for line in counts} == {b"e"}
     assert sum(len(line) * count for line, count in counts.items()) == 20_000 * 149
 
@@ -470,7 +470,7 @@ def test_of_a_limited_log_the_end_is_kept_and_the_console_has_all(launch: Launch
         log = attempt(job.folder) / str(rank) / "stdout.log"
         content = log.read_bytes()
         assert len(content) == len(whole) and content[-2 * MIB :] == whole[-2 * MIB :]
-        assert content[:MIB] == bytes(MIB), "its oldest blocks are given back"
+        assert content[:MIB] == bytes(MIB), "its oldest blocks are released"
         assert log.stat().st_blocks * 512 <= 4 * MIB
 
 

@@ -1,4 +1,4 @@
-"""Where output goes, beside torch's own `LogsSpecs`: the same files, the same answers, and objects of either kind."""
+"""Where output goes, compared with torch's own `LogsSpecs`: same files, same answers, and objects of either kind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BOTH = pytest.mark.parametrize("module", ["torch", "ours"], indirect=True)
 
 @pytest.fixture(scope="module")
 def torchs() -> Any:
-    """torch's own module, the oracle.  Importing it takes seconds, which only the tests that compare with it pay."""
+    """torch's own module, the oracle.  Importing it takes seconds, so only tests that compare with it do so."""
     from torch.distributed.elastic import multiprocessing
 
     return multiprocessing
@@ -51,7 +51,7 @@ def envs(count: int, attempt: int = 0, run_id: str = "job") -> dict[int, dict[st
 
 
 def tree(folder: Path) -> set[str]:
-    """What lies in a folder; a run's is called RUN."""
+    """The content of a folder, with a run's folder named RUN."""
     return {named(folder, path) for path in folder.rglob("*")}
 
 
@@ -61,13 +61,13 @@ def named(folder: Path, path: object) -> str:
 
 
 def fields_of(dest: Any, torchs: Any) -> dict[str, Any]:
-    """Its fields, without those that the torch that is installed lacks."""
+    """Its fields, without those that the installed torch lacks."""
     known = {each.name for each in dataclasses.fields(torchs.LogsDest)}
     return {name: value for name, value in dataclasses.asdict(dest).items() if name in known}
 
 
 def reified(torchs: Any, module: Any, folder: Path, count: int, **options: Any) -> dict[str, Any]:
-    """What a module's `DefaultLogsSpecs` answers, sets and makes, without the random part of names."""
+    """Return values, attributes and files of a module's `DefaultLogsSpecs`, without the random part of names."""
     folder.mkdir()
     specs, given = module.DefaultLogsSpecs(log_dir=str(folder), **options), envs(count)
     answer = fields_of(specs.reify(given), torchs)
@@ -81,7 +81,7 @@ def reified(torchs: Any, module: Any, folder: Path, count: int, **options: Any) 
     return {"answer": told, "set": set_, "tree": tree(folder)}
 
 
-# The same as torch's.
+# Compared with torch.
 
 
 REDIRECTS: list[Any] = [0, 1, 2, 3, {0: 1, 2: 3, 9: 1}]  # a map may name ranks of larger nodes
@@ -176,7 +176,7 @@ def test_importing_it_pulls_in_no_torch() -> None:
     assert seen.stdout == "False\n"
 
 
-# The same as torchrun's, on the command line.
+# Compared with torchrun, on the command line.
 
 WORKER = """
 os.write(1, f"out {rank} apple\\npear of {rank}\\n\\nlast of {rank}\\n".encode())
@@ -185,7 +185,7 @@ os.write(2, f"err {rank} apple\\n".encode() + b"\\xff bytes of %d\\npear\\n" % r
 
 
 def run_files(folder: Path) -> dict[str, bytes]:
-    """What lies in the one run of a log folder; of filtered lines, the order among ranks is not fixed."""
+    """Files of the only run in a log folder; filtered lines are sorted, as the order among ranks varies."""
     (root,) = (path for path in folder.iterdir() if not path.is_symlink())
     files = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
     files.pop("events.jsonl", None)  # torchrun has none
@@ -193,11 +193,11 @@ def run_files(folder: Path) -> dict[str, bytes]:
 
 
 def teed(text: bytes) -> list[bytes]:
-    """What workers have said; the order among ranks is not fixed."""
+    """The workers' lines, sorted, as the order among ranks varies."""
     return sorted(line for line in text.split(b"\n") if re.search(rb"apple|pear| of |]:$", line))
 
 
-# `make test` has torchrun's paths written out (`test_logs.py`), and compares with torch's classes, above.
+# `make test` uses fixed paths for torchrun's files (`test_logs.py`), and compares with torch's classes above.
 @pytest.mark.all
 @pytest.mark.timeout(2 * LAUNCH_TIMEOUT_S)
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_files_and_console_are_those_of_torchrun(launch: Launcher, options: list
     theirs = run_files(folder / "logs")
     assert run_files(ours.folder / "logs") == {**theirs, **dict(decoded(theirs))}
     for mine, text in (("stdout", torchrun.stdout), ("stderr", torchrun.stderr)):
-        whole = text.replace(b"\xef\xbf\xbd", b"\xff")  # torchrun decodes, and replaces
+        whole = text.replace(b"\xef\xbf\xbd", b"\xff")  # torchrun decodes, with replacement characters
         assert teed((ours.folder / mine).read_bytes()) == teed(whole)
 
 
@@ -241,7 +241,7 @@ def decoded(files: Mapping[str, bytes]) -> list[tuple[str, bytes]]:
     return [(name, text.replace(b"\xef\xbf\xbd", b"\xff")) for name, text in files.items() if "filtered" in name]
 
 
-# Objects of others.
+# Custom objects.
 
 
 run = partial(run_on, "uvloop")
@@ -253,7 +253,7 @@ def python(code: str, **spec: Any) -> WorkerSpec:
 
 
 class Answers:
-    """A `LogsSpecs` of a user's own: no base class, and an answer of any shape."""
+    """A user's own `LogsSpecs`: no base class, and answers of any shape."""
 
     def __init__(self, answer: Callable[[dict[int, dict[str, str]]], Any]) -> None:
         self.answer = answer
@@ -398,9 +398,9 @@ def test_specs_that_take_their_time_do_not_hold_up_the_loop() -> None:
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(Supervisor(python("", logs_specs=specs)).run())
             async with asyncio.timeout(DEADLINE_S):
-                while not specs.calls:  # noqa: ASYNC110  they are asked in a thread
+                while not specs.calls:  # noqa: ASYNC110  a thread calls them
                     await asyncio.sleep(0)
-            await asyncio.sleep(0)  # the loop turns while they think
+            await asyncio.sleep(0)  # the loop runs while they take their time
             may_answer.set()
         return task.result()
 

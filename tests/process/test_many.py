@@ -1,4 +1,4 @@
-"""Many jobs at once, and one job restarted many times: no port is taken twice, nothing piles up."""
+"""Many jobs at once, and one job restarted many times: no port is used twice, nothing accumulates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAUNCHES = 20
 def test_twenty_jobs_at_once_have_a_port_each_and_leave_nothing(launch: Launcher) -> None:
     together = launch.folder / "together"
     together.mkdir()
-    # Each connects, then holds its port until all are there.
+    # Each connects, then keeps its port until all are there.
     worker = f"""
     import socket, time, os
     port = int(os.environ["MASTER_PORT"])
@@ -60,7 +60,7 @@ def test_hundreds_of_restarts_in_a_row_leave_the_agent_as_it_was(launch: Launche
     assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
     early, early_kib, late, late_kib = job.lines
     assert early.startswith("restart 10 ") and late.startswith(f"restart {restarts - 10} ")
-    # Two looks at a running program differ by one or two; what leaks, leaks each time.
+    # Two samples of a running program differ by one or two; a leak grows with each restart.
     for then, now in zip(numbers(early), numbers(late), strict=True):
         assert now - then < 10, (early, late)
     assert kib(late_kib) - kib(early_kib) < 8 * 1024
@@ -70,7 +70,7 @@ def test_hundreds_of_restarts_in_a_row_leave_the_agent_as_it_was(launch: Launche
 
 
 def numbers(line: str) -> list[int]:
-    """Open descriptors and threads."""
+    """Numbers of open descriptors and threads."""
     return [int(number) for number in re.findall(r"\d+", line)[1:]]
 
 

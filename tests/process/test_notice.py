@@ -1,4 +1,4 @@
-"""`aelastic.notice` in a worker, and its page at both ends."""
+"""`aelastic.notice` in a worker, and its shared page from both ends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ for line in sys.stdin:
 
 
 class Worker:
-    """A process that does as it is told."""
+    """A process that obeys commands."""
 
     def __init__(self, path: str | None) -> None:
         env = {name: value for name, value in os.environ.items() if name != PAGE_VARIABLE}
@@ -131,7 +131,7 @@ def test_another_call_that_is_named_while_a_rank_waits_lets_it_go_on(pages: Noti
     worker.say("saved")
     assert worker.hear() == "parks"
     pages.set_phase(FROZEN)
-    assert pages.save_at == 2, "it stands there"
+    assert pages.save_at == 2, "it is parked there"
     pages.set_phase(SAVE, 3)
     assert worker.hear() == "goes on" and pages.saved() == set()
     assert worker.due() == "True"
@@ -148,7 +148,7 @@ def test_ranks_that_are_held_or_have_saved_wait_until_the_time_for_that_is_over(
     pages.set_phase(FROZEN, kill_at=60.0)
     assert (waiting(59.9), waiting(60.0)) == ([0], [])
     pages.set_phase(SAVE, 2, kill_at=60.0)
-    assert (waiting(59.9), waiting(59.9, are_ending=True)) == ([], [0]), "it has yet to come and save"
+    assert (waiting(59.9), waiting(59.9, are_ending=True)) == ([], [0]), "it has yet to arrive and save"
     assert worker.due() == "True" and waiting(59.9) == []
     worker.say("saved")
     assert worker.hear() == "parks"

@@ -1,4 +1,4 @@
-"""Workers run on the CPUs near their GPU and on no others; the agent stays where it is."""
+"""Workers run on the CPUs near their GPU and on no others; the agent's own CPUs don't change."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from aelastic.procs import NOT_EXECUTABLE
 from aelastic.workers import topology
 
 CPUS = sorted(os.sched_getaffinity(0))
-# No machine has it: the kernel refuses.
+# No machine has this CPU, so the kernel refuses.
 NO_CPU = 1023
 
 PRINT_CPUS = "import os; print(*sorted(os.sched_getaffinity(0)), file=open('cpus' + os.environ['RANK'], 'w'))"
@@ -38,7 +38,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever a test does: in the end all threads of this process may run where they could before."""
+    """Checks that after each test, all threads of this process may still run on all CPUs."""
     monkeypatch.chdir(tmp_path)
     before = threads_of_this_process()
     yield
@@ -57,9 +57,9 @@ def threads_of_this_process() -> set[tuple[int, ...]]:
 
 @pytest.fixture
 def two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """This machine, as if each of its first two CPUs were a NUMA node with a GPU; GPU 0 is near the second.
+    """Makes each of this machine's first two CPUs look like a NUMA node with a GPU; GPU 0 is near the second one.
 
-    Gives the environment in which torch sees them.
+    Returns the environment in which torch sees them.
     """
     first, second = CPUS[:2]
     fake = Machine((Cpu(first, 0, 0, 0, 0), Cpu(second, 1, 1, 1, 1)), (1, 0))
@@ -101,7 +101,7 @@ def test_functions_run_on_the_cpus_near_their_gpu(two_nodes: dict[str, str], met
     spec = workers(two_nodes, entrypoint=entrypoints.allowed_cpus, args=(), local_world_size=2, start_method=method)
     result = run(spec)
     assert result.return_values == {0: [CPUS[1]], 1: [CPUS[0]]}, result
-    # Nothing of it stays for the next worker, be it of the same fork server.
+    # Nothing affects the next worker, even one of the same fork server.
     spec = workers(two_nodes, entrypoint=entrypoints.allowed_cpus, args=(), start_method=method, numa_binding=None)
     assert run(spec).return_values == {0: CPUS}
 
@@ -149,12 +149,12 @@ over.set()
     assert done.stdout.strip() == str([CPUS[:1], CPUS[:1], CPUS[1:2]])
 
 
-# Where it cannot be.
+# Failures.
 
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPUs that were found are taken away before the workers start."""
+    """The CPUs that were chosen are taken away before the workers start."""
 
     async def found(spec: WorkerSpec, environ: Mapping[str, str]) -> dict[int, frozenset[int]]:
         return {0: frozenset({NO_CPU})}
@@ -236,7 +236,7 @@ SLOW = (
 
 
 async def asked_pid(folder: Path) -> int:
-    """The process that asks torch, once it does."""
+    """Waits for the process that queries torch."""
     return await asyncio.to_thread(
         wait_for, "torch is asked", lambda: (folder / "asked").exists() and int((folder / "asked").read_text())
     )

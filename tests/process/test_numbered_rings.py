@@ -1,4 +1,4 @@
-"""All tests of the cores and of the simulation pass with numbers in the place of sentences about decisions."""
+"""The core and simulation tests pass with numbers instead of sentences about decisions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# So many tests pass at least, if those that are left out are few.
+# At least this many tests pass if few are skipped.
 TESTS_MIN = 2_500
 
 

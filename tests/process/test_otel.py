@@ -1,4 +1,4 @@
-"""Traces of real runs, as a collector gets them by OTLP over HTTP; and one that is away."""
+"""Traces of real runs, as a collector receives them by OTLP over HTTP, and an unreachable collector."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
 
-# Fails once; then it succeeds.
+# Fails once, then succeeds.
 FAILS_ONCE = "sys.exit(0 if restart else 3)"
-# In an agent: a busy machine may be slow to import the SDK, and to send.
+# In an agent: on a busy machine, importing the SDK and sending may be slow.
 PATIENT = "from aelastic.observe.export.otel import Traces\nTraces.close_timeout_s = 20.0\n"
 
 
 class Collector:
-    """A collector that keeps what it gets."""
+    """A collector that keeps what it receives."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
@@ -81,7 +81,7 @@ def test_a_run_with_a_restart_is_one_trace(launch: Launcher, collector: Collecto
 
 
 def spans_of(*events: ev.RunEvent) -> dict[str, Any]:
-    """The spans of a run in which these events happened, by name."""
+    """The spans of a run with these events, by name."""
     kept = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(kept))

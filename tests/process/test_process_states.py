@@ -1,4 +1,4 @@
-"""What the kernel says of processes that live and do not run on: real ones, in each of the states."""
+"""Live processes that don't run: real ones, in each state that the kernel reports."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from aelastic.base.host import proc_table
 from aelastic.base.host.process_states import SETTLED_S, ProcessStates
 
 SLEEPS = "import time; time.sleep(600)"
-# Its main thread ends, and another lives.
+# Its main thread ends, and another one stays.
 ZOMBIE = """
 import ctypes, threading, time
 threading.Thread(target=time.sleep, args=(600,)).start()
 ctypes.CDLL(None).pthread_exit(None)
 """
-# clone(2) with CLONE_VFORK: the parent waits for its child where no signal reaches it.
+# clone(2) with CLONE_VFORK: the parent waits for its child, unreachable for signals.
 UNINTERRUPTIBLE = """
 import ctypes, os, platform, signal, time
 number = {"x86_64": 56, "aarch64": 220}[platform.machine()]
@@ -30,7 +30,7 @@ if ctypes.CDLL(None).syscall(number, 0x4000 | signal.SIGCHLD, 0, 0, 0, 0) == 0:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     time.sleep(600)
 """
-# Its tracer is a process beside it.
+# Its tracer is a process next to it.
 TRACED = """
 import ctypes, os, signal, time
 if pid := os.fork():
@@ -46,7 +46,7 @@ Start = Callable[[str], "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts programs that lead their sessions, as workers do."""
+    """Starts programs that lead their sessions, like workers."""
     started: list[subprocess.Popen[str]] = []
 
     def start_one(code: str) -> subprocess.Popen[str]:
@@ -101,4 +101,4 @@ def test_what_every_process_is_for_moments_is_told_once_it_has_lasted(
     wait_for(f"its state is {state}", lambda: letter(process.pid) == state)
     assert states.look({0: process.pid}, 0.0) == {} and states.may_be_new
     assert states.look({0: process.pid}, SETTLED_S) == {0: word}
-    assert ProcessStates().look({0: process.pid}, SETTLED_S) == {}, "others have not seen it before"
+    assert ProcessStates().look({0: process.pid}, SETTLED_S) == {}, "another object has not seen it before"

@@ -1,4 +1,4 @@
-"""Workers as real processes: how they end, what ends with them, and what is left of an agent that dies."""
+"""Workers as real processes: how they end, what ends with them, and what remains of an agent that dies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ say("ready", os.getpid())
 rest()
 """
 
-# The store's process starts when a worker connects.
+# The store process starts when a worker connects.
 NEEDS_STORE = """
 import socket
 socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), 10).close()
@@ -49,7 +49,7 @@ while not os.path.exists(path) or not open(path).read().strip():
 say("daemon", open(path).read().strip())
 """
 
-# A worker with all that may be left of one: a child, a grandchild in a group of its own, a daemon.
+# A worker with every kind of descendant that may be left: a child, a grandchild in its own group, a daemon.
 HAS_FAMILY = """
 subprocess.Popen(["sleep", "600"])
 subprocess.Popen(["sh", "-c", "sleep 600 & wait"], process_group=0)
@@ -75,7 +75,7 @@ os.pidfd_open = pidfd_open
 """
 
 
-# When it is killed is told on virtual time (core/stories/group/stops.txt).
+# core/stories/group/stops.txt covers the time of the kill, on virtual time.
 @pytest.mark.parametrize(
     "loop, wrapper",
     [("uvloop", ""), *(pytest.param(*one, marks=pytest.mark.all) for one in (("asyncio", ""), ("uvloop", NO_PIDFDS)))],
@@ -194,7 +194,7 @@ def test_signals_to_handle_are_the_ones_named_and_no_others(launch: Launcher) ->
     named.wait_line("ready")
     other.wait_line("ready")
     named.signal(signal.SIGUSR1)
-    other.signal(signal.SIGTERM)  # dies of it at once, as any other program
+    other.signal(signal.SIGTERM)  # dies at once, like any other program
     named.assert_ends(-signal.SIGUSR1)
     assert other.wait() == -signal.SIGTERM
     assert named.lines == ["ready", "got USR1"] and other.lines == ["ready"]
@@ -204,7 +204,7 @@ def test_signals_to_handle_are_the_ones_named_and_no_others(launch: Launcher) ->
 def test_nohup_holds_for_the_agent_and_its_workers_and_a_guard_that_was_killed_is_not_missed(launch: Launcher) -> None:
     job = launch("say('ready', signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)\nwait_for('go')", prefix=["nohup"])
     assert job.wait_line("ready") == ["ready True"]
-    # `pkill -f` looks at the command line; where Python is installed is not ours to choose.
+    # `pkill -f` matches command lines; the path of the Python installation is not ours to choose.
     assert "aelastic" not in " ".join(cmdline(job.child(GUARD))[1:])
     os.kill(job.child(GUARD), signal.SIGKILL)
     job.signal(signal.SIGHUP)
@@ -212,7 +212,7 @@ def test_nohup_holds_for_the_agent_and_its_workers_and_a_guard_that_was_killed_i
     job.assert_ends()
 
 
-# Exit codes; those that are aelastic's own are told of each death in test_verdicts.py.
+# Exit codes; test_verdicts.py covers aelastic's own for each death.
 
 
 @pytest.mark.parametrize(
@@ -248,11 +248,11 @@ def test_the_first_failure_decides_the_code_and_victims_do_not(launch: Launcher)
     assert job.wait() == 9, job.story
 
 
-# What is left behind.
+# Leftovers.
 
 
 def test_what_a_worker_leaves_is_gone_before_the_next_generation_and_outlives_no_agent(launch: Launcher) -> None:
-    """Children, in groups of their own, too, and daemons, with and without its environment and session."""
+    """Children, also in their own groups, and daemons, with and without its environment and session."""
     job = launch(
         f"""
 if restart:
@@ -291,10 +291,10 @@ def test_nothing_of_a_sigkilled_agent_lives_on_and_nothing_else_is_touched(
     job = launch(NEEDS_STORE + HAS_FAMILY + "time.sleep(600)", "--nproc-per-node", "2", loop=loop)
     other.wait_line("ready")
     job.wait_line("ready", 2)
-    # All of both jobs is there: the store comes a little after the connections.
+    # Wait for every process of both jobs: the store starts a little after the connections.
     job.child(GUARD), job.child(STORE), other.child(GUARD), other.child(STORE)
     others = set(other.left())
-    # Per worker: itself, a child, a shell with a child, which it starts in its own time, a daemon.  Agent, guard, store.
+    # Per worker: itself, a child, a shell (slow to start) with its child, a daemon.  Plus agent, guard and store.
     wait_for(job.left_described, lambda: len(job.left()) >= 2 * 5 + 3)
 
     job.signal(signal.SIGKILL)
@@ -348,7 +348,7 @@ guard.ensure()
 
 
 def test_a_guard_has_all_that_it_needs_before_it_runs() -> None:
-    """The agent may be killed at the very moment at which it has replaced its guard."""
+    """The agent may be killed right after it has replaced its guard."""
     command = [sys.executable, "-c", AN_AGENT_KILLED_AS_IT_STARTS_A_GUARD]
     agent = ran(*command)
     assert agent.returncode == -signal.SIGKILL, agent.stderr
@@ -384,7 +384,7 @@ def test_a_chain_of_forks_that_outruns_a_look_is_gone_too(launch: Launcher) -> N
     job.assert_ends()
 
 
-# As the first process of a container.
+# As the first process in a container.
 
 
 @pytest.fixture
@@ -396,7 +396,7 @@ def unshare() -> list[str]:
 
 
 def init_of(job: Job) -> int:
-    """The pid, as seen from here, of the job's process that is 1 to itself."""
+    """The pid, in our namespace, of the job's process that has pid 1 in its own."""
 
     def found() -> list[int]:
         children = [entry.pid for entry in proc_table.processes() if entry.parent == job.pid]
@@ -449,7 +449,7 @@ def test_as_pid_1_it_reaps_orphans_while_workers_run_and_exits_with_143_at_sigte
     job.assert_nothing_left()
 
 
-# What does not end.
+# Processes that don't end.
 
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -474,7 +474,7 @@ def freezer() -> Iterator[Path]:
         folder.rmdir()
 
 
-# In the agent: what cannot end is not waited for as long as usual.
+# In the agent: a shorter wait for processes that cannot end.
 IMPATIENT = """
 from aelastic import procs
 from aelastic.agent.group import worker_group
@@ -498,11 +498,11 @@ def test_the_agent_leaves_when_a_worker_survives_sigkill_and_names_it(launch: La
     assert alive(stuck), "this kernel kills frozen processes: the test shows nothing"
 
 
-# What does not begin.
+# Processes that don't start.
 
 
-# An ELF file that the kernel takes, and whose only segment lies outside of the address space: by then the old program is
-# gone, and the kernel can but kill the process (`load_elf_binary`).
+# A valid ELF file whose only segment lies outside of the address space: by then the old program is gone, and the
+# kernel has to kill the process (`load_elf_binary`).
 DIES_IN_EXEC = (
     struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, 62, 1, 0, 64, 0, 0, 64, 56, 1, 0, 0, 0)
     + struct.pack("<IIQQQQQQ", 1, 5, 0, 0x7FFF_FFFF_FFFF_F000, 0, 4096, 4096, 4096)
@@ -585,7 +585,7 @@ def test_a_function_worker_that_is_still_importing_does_not_outlive_a_sigkilled_
 async def test_a_function_that_multiprocessing_does_not_start_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its fork server may be frozen; a child that it forks afterwards is nobody's, and is killed."""
+    """Its fork server may be frozen; a child that it forks later belongs to nobody, and is killed."""
     may_start, started = threading.Event(), list[subprocess.Popen[bytes]]()
 
     class Slow:

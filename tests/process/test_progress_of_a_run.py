@@ -1,4 +1,4 @@
-"""`--progress` with real workers: what an unmodified script prints arrives everywhere, and disturbs nothing."""
+"""`--progress` with real workers: an unmodified script's steps arrive everywhere, without side effects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aelastic.observe.health.address import HEALTH_PORT_VARIABLE
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
 PATTERN = r"step (\d+)/(\d+)"
-# Rank 0 reports a step, and continues when the test has seen it arrive.
+# Rank 0 reports a step, and continues once the test has seen it arrive.
 STEPS = """
 if rank == 0:
     say("step", "1/4")
@@ -28,14 +28,14 @@ wait_for("go")
 if rank == 0:
     say("step 4/4")
 """
-# In the agent: it looks and posts often.  A busy machine does not reach its limits.
+# In the agent: it looks and posts often, with limits that a busy machine does not reach.
 EAGER = """
 from aelastic.agent import watches
 from aelastic.observe.export import trainer
 watches.LOOK_INTERVAL_S = trainer.INTERVAL_S = 0.1
 watches.CATCH_UP_S = trainer.REQUEST_TIMEOUT_S = trainer.LAST_TIMEOUT_S = trainer.TrainerStatus.close_timeout_s = 60.0
 """
-# Each life prints its steps at once, the last of them in a bar that is open, and fails.
+# Each attempt prints its steps at once, the last one in an unfinished progress bar, and fails.
 FAILS = """
 first = 10 * restart
 for step in range(first, first + 45):
@@ -52,7 +52,7 @@ def test_an_unmodified_script_has_progress_everywhere(launch: Launcher, tmp_path
         options = "--nproc-per-node", "2", "--progress", PATTERN, "--log-dir", str(tmp_path / "logs"), "--tee", "3"
         job = launch(STEPS, *options, env=env, wrapper=EAGER)
         wait_for("a status", lambda: server.statuses or server.refused)
-        server.token.write_text("renewed")  # which is read again
+        server.token.write_text("renewed")  # read again
         (job.folder / "posted").touch()
         wait_for("a status with a pace", lambda: len(server.statuses) > 1 or server.refused)
         (url,) = re.findall(r"health checks are answered at (http://\S+)", job.stderr)
@@ -115,7 +115,7 @@ def test_no_trouble_of_the_trainer_disturbs_the_job(launch: Launcher, tmp_path: 
             case _:
                 server.go.clear()
                 said = ""
-        # Only the slow server makes the agent wait for its last post, and then the agent gives up.
+        # Only with a slow server does the agent wait for its last post, and then give up.
         last_s = 0.3 if trouble == "slow" else 60.0
         limits = f"trainer.LAST_TIMEOUT_S = trainer.LAST_TIMEOUT_OF_FAILING_S = {last_s}\n"
         worker = "say('step 1/2')\nwait_for('go')\nsay('step 2/2')"

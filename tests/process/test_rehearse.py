@@ -1,4 +1,4 @@
-"""Scripts with a planted fault, which a rehearsal finds, and right ones, in which it finds none."""
+"""Scripts with a planted fault, which a rehearsal finds, and correct ones, in which it finds none."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kit.waiting import wait_for
 
 from aelastic.base.host.proc_table import is_alive
 
-# A training of 60 steps, in which ranks step together and die of each other; rank 0 saves all state each 5 steps, in
-# pieces, as a large file is written.
+# A training of 60 steps, in which ranks step together and fail with each other; rank 0 saves all state every 5 steps,
+# in pieces, like a large file.
 SCRIPT = """
 import json, os, random, socket, sys, time
 {begin}
@@ -98,7 +98,7 @@ for name in names[-1:]:
 TELL = 'print("step", step, "loss", repr(state["weight"]), flush=True)'
 LOGS = "os.makedirs('ck', exist_ok=True); own = open(f'ck/own_{os.getpid()}.log', 'w')"
 HOLDS, AGAIN, NUMBERS, CRASH = "", "started over at step 0", "instead of", "it did not resume"
-# What is other than above; a case that does not hold, and what is said of it.
+# For each script: replaced parts, the case that fails, and a part of its message.
 PLANTED: dict[str, tuple[dict[str, str], str, str]] = {
     "it never resumes": ({"load": ""}, "killed again", AGAIN),
     "it says where it was saved, and begins again": (
@@ -128,7 +128,7 @@ PLANTED: dict[str, tuple[dict[str, str], str, str]] = {
         {"begin": "import signal; signal.signal(signal.SIGCONT, lambda *_: sys.exit(5))"}, "frozen", "did not continue",
     ),
 }  # fmt: skip
-# What is right, several things in one script where none of them hides another.
+# Correct scripts, each with several features that don't hide each other.
 RIGHT: dict[str, dict[str, str]] = {
     "that knows nothing of notices, and has logs of its own, one of them beside its checkpoints": {
         "begin": LOGS, "each": "print(step, file=own, flush=True); print(step, file=open('own.log', 'a'))",
@@ -182,7 +182,7 @@ def rehearse(
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
     parts, case, words = PLANTED[name]
-    only = "killed" if case == "while it saves" else case  # which is beside one between two saves
+    only = "killed" if case == "while it saves" else case  # next to the one between two saves
     code, said = rehearse(tmp_path, parts, ("--only", only, "--nproc-per-node", "2", *PROGRESS))
     assert code == 1 and said["code"] == "failed", said
     (found,) = [each for each in said["rehearsals"] if case in each["name"]]
@@ -196,11 +196,11 @@ def test_nothing_is_found_in_a_script(name: str, tmp_path: Path) -> None:
     code, said = rehearse(tmp_path, RIGHT[name])
     assert code == 0 and len(said["rehearsals"]) == 9, said
     untested = [each["name"] for each in said["rehearsals"] if each["holds"] is None]
-    assert all("notice" in each for each in untested), said  # the script does not ask for them, and ends soon
+    assert all("notice" in each for each in untested), said  # the script does not ask for notices, and is short
     assert not (tmp_path / "ck").exists() or not any((tmp_path / "ck").iterdir())
 
 
-# A job, how a script is other than above, the case in which it does not hold, and what is said of it.
+# For each job: options, replaced parts of the script, the case that fails, and a part of its message.
 TWO_NODES = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "elsewhere:29400", *PROGRESS)
 ELASTIC = ("--nnodes", "1:3", *TWO_NODES[2:])
 JOBS: dict[str, tuple[tuple[str, ...], dict[str, str], str, str]] = {
@@ -271,7 +271,7 @@ def test_a_rehearsal_that_is_interrupted_leaves_nothing_running(signum: int, tmp
             "it steps",
             lambda: [each for each in tmp_path.glob("out/01/logs/latest/attempt_0/0/stdout.log") if each.read_text()],
         )
-        log = tmp_path / "out/01/logs/latest/events.jsonl"  # written beside what goes on
+        log = tmp_path / "out/01/logs/latest/events.jsonl"  # written in the background, so it may lag
         wait_for("its workers are told", lambda: log.exists() and started(log))
         pids = [each["id"] for each in started(log)]
         rehearsal.send_signal(signum)
@@ -280,7 +280,7 @@ def test_a_rehearsal_that_is_interrupted_leaves_nothing_running(signum: int, tmp
     if signum != signal.SIGKILL:
         assert said == f"interrupted; logs and saved files: {tmp_path}/out\n"
         assert (tmp_path / "out/01/files/left").exists() and not (tmp_path / "left").exists()
-    if signum == signal.SIGKILL:  # its agent ends with it, and the workers with that
+    if signum == signal.SIGKILL:  # its agent ends with it, and then the workers
         wait_for("no worker lives", lambda: not [pid for pid in pids if is_alive(pid)])
     assert not [pid for pid in pids if is_alive(pid)]
 

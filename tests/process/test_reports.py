@@ -1,4 +1,4 @@
-"""What a person reads when a job dies, from real jobs on the command line."""
+"""Reports of jobs that die, from real jobs on the command line."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_a_plain_script_is_told_with_its_exception_its_traceback_and_its_rank_an
     assert re.search(r"worker\.py\", line \d+, in train", report)
     assert "rank      : 1 (local_rank: 1)" in report and "exitcode  : 1 (pid: " in report
     assert "Stopped by the agent: rank 0" in report and "  log       : " not in report
-    assert live.count("ValueError: batch 7 is empty\n") == 2  # as the worker wrote it, and the agent's own line
+    assert live.count("ValueError: batch 7 is empty\n") == 2  # the worker's own output, and the agent's line
     for ours in ("supervisor.py", "procs.py", "asyncio", "anyio", "uvloop"):
-        assert ours not in job.stderr, "no frame of the agent comes at all"
+        assert ours not in job.stderr, "no frame of the agent appears"
     message = json.loads((tmp_path / "above.json").read_text())["message"]
     assert (message["message"], message["errorCode"]) == ("ValueError: batch 7 is empty", 1)
     assert "worker.py" in message["extraInfo"]["py_callstack"]
@@ -74,7 +74,7 @@ def test_ranks_that_raise_together_are_all_told_and_none_of_them_was_stopped(lau
     report = job.stderr[job.stderr.index("FAILED") :]
     assert re.search(r"\nAlso raised: ranks 1-3: ValueError: batch is empty at \S+worker\.py:\d+\n", report)
     assert "Stopped by the agent" not in report
-    assert report.count("batch is empty\n") == 1, "the traceback comes once"
+    assert report.count("batch is empty\n") == 1, "the traceback appears once"
 
 
 def test_the_log_file_of_the_report_is_there_when_the_job_is_over(launch: Launcher, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_torchrun_above_an_agent_tells_the_workers_cause(launch: Launcher, tmp_p
 
 @pytest.fixture
 def small_memory() -> Iterator[Path]:
-    """A cgroup of version 1 with little memory; its processes are the test's."""
+    """A version 1 cgroup with little memory; its processes are the test's."""
     if os.geteuid() != 0 or not os.access(MEMORY, os.W_OK):
         pytest.skip("needs root and a writable memory cgroup of version 1")
     inside = Path("/proc/self/cgroup").read_text()
@@ -163,9 +163,9 @@ def test_an_out_of_memory_kill_is_called_one(launch: Launcher, small_memory: Pat
     assert "192.0 MiB" in job.stderr
 
 
-# The job's cause, on every node.
+# Every node reports the job's cause.
 
-# Rank 0 ends with its socket open; rank 1, at the other end, dies of that.
+# Rank 0 exits with an open socket; rank 1, at the other end, fails because of it.
 PEERS = """
     import socket
 

@@ -1,4 +1,4 @@
-"""What can be seen of a session's writing, of real processes."""
+"""Signs that a session writes, observed on real processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLEEPS = "print(flush=True); time.sleep(600)"
 
 @contextmanager
 def session(code: str) -> Iterator[Callable[[], Activity]]:
-    """Runs Python code as a session of its own; gives what looks at it, once it has written a first line."""
+    """Runs Python code in its own session; returns a function that observes it, once the code has written a line."""
     program = f"import os, socket, struct, subprocess, sys, threading, time\n{code}"
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
@@ -67,7 +67,7 @@ def test_a_thread_that_computes_is_seen_to_wait_for_a_cpu_or_to_run() -> None:
         )
 
 
-# `close(2)` of a socket that has data left to send: an interruptible sleep, as that of a file in FUSE.
+# `close(2)` of a socket with unsent data: an interruptible sleep, like that of a file in FUSE.
 LINGERS = """
 server = socket.create_server(("127.0.0.1", 0))
 client = socket.create_connection(server.getsockname())

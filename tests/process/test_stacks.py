@@ -1,4 +1,4 @@
-"""Where workers stood before they were killed: two sources, bounded, told in files and in the report."""
+"""Stacks of workers before they are killed: two sources, with limits, in files and in the report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from aelastic.observe.observer import Observer
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
-# What a stuck worker does, by the function it does it in.
+# Ways to be stuck, each in a function of its own.
 STUCK = """
 import os, signal, sys, threading, time
 
@@ -77,7 +77,7 @@ IGNORES_TERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.signal(sig
 
 @dataclass
 class Stuck:
-    """Processes that do not go on, each in a session of its own as workers are."""
+    """Stuck processes, each in its own session like a worker."""
 
     folder: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Stuck:
             if str(process.args[-1]).endswith("stand_still.py"):  # type: ignore[index]
                 wait_for("it is stopped", lambda: proc_table.process(process.pid).state == "T")  # type: ignore[union-attr]  # noqa: B023
                 continue
-            # The thread that has said so may have the GIL, which the main one waits for then.
+            # The thread that wrote it may hold the GIL, and the main thread would then be waiting for it.
             wait_for("one thread is left", lambda: len(os.listdir(f"/proc/{process.pid}/task")) == 1)  # noqa: B023
             if str(process.args[-1]).endswith("wait_for_ever.py"):  # type: ignore[index]
                 wait_for("it sleeps", lambda: proc_table.process(process.pid).state == "S")  # type: ignore[union-attr]  # noqa: B023
@@ -185,7 +185,7 @@ print(*[frame.function for frame in other.frames])
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
 def test_each_version_of_python_keeps_its_frames_in_a_way_that_is_found(version: str) -> None:
-    """3.12 enters its interpreter by frames of its own, which Python does not tell of."""
+    """Python 3.12 enters its interpreter through frames of its own, which it does not report."""
     found = [*Path.home().glob(f".pyenv/versions/{version}.*/bin/python"), shutil.which(f"python{version}")]
     if (python := found[0]) is None:
         pytest.skip(f"there is no Python {version} on this machine")
@@ -214,7 +214,7 @@ async def test_a_py_spy_that_hangs_is_given_up_and_killed_with_what_it_started(
             scope.deadline = anyio.current_time()
 
     monkeypatch.setattr(anyio, "CancelScope", keep_scope)
-    with anyio.fail_after(DEADLINE_S):  # 600 s, if it were waited for
+    with anyio.fail_after(DEADLINE_S):  # 600 s, if it waited
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(be_late())
             found = await look(targets, fake)
@@ -265,7 +265,7 @@ async def test_a_complaint_that_is_seen_only_after_the_end_is_quoted(
 
     async def say_nothing_of_stderr(fd: int) -> None:
         asked.append(fd)
-        if fd in asked[2:3]:  # what tells of the end is the first, then stdout
+        if fd in asked[2:3]:  # the first reports the end, the next is stdout
             await anyio.sleep_forever()
         await wait_readable(fd)
 
@@ -293,12 +293,12 @@ def test_the_users_own_py_spy_goes_before_the_one_beside_python(tmp_path: Path) 
 
 # In a run.
 
-# A machine that does other things as well may need longer for what is not about time.
+# A busy machine may need longer in tests that are not about time.
 PATIENCE = """import aelastic.diagnose.stacks.collect as s
 s.MEMORY_UNTIL_S, s.PY_SPY_UNTIL_S, s.TIMEOUT_S = 19.0, 20.0, 25.0
 """
 OTHER_PYTHON = "it runs another Python than the agent, or none"
-# As where workers run another Python.
+# As if workers ran another Python.
 WITHOUT_MEMORY = f"""import aelastic.diagnose.stacks.collect as s
 def refuse(pid): raise s.Unreadable({OTHER_PYTHON!r})
 s.stacks_of = refuse
@@ -332,7 +332,7 @@ class Listener(Observer):
 
 
 def spec_of(folder: Path, body: str, workers: int = 1, **spec: Any) -> WorkerSpec:
-    """Workers that make a file when they have come so far."""
+    """Workers that create a file when they are ready."""
     (folder / "worker.py").write_text(
         f"{STUCK}\nrank = int(os.environ['RANK'])\nrestart = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
         f"def ready():\n    open(os.path.join({str(folder)!r}, f'ready_{{rank}}_{{restart}}'), 'w').close()\n{body}"
@@ -356,7 +356,7 @@ async def run_and(supervisor: Supervisor, then: Callable[[], Any]) -> RunResult:
 
 
 async def run_and_stop(supervisor: Supervisor, folder: Path, before: Callable[[], Any] = lambda: None) -> RunResult:
-    """Stops the one worker of a run when it is ready, and something has been done."""
+    """Stops a run's only worker once it is ready, after calling `before`."""
 
     async def stop() -> None:
         await until(ready(folder, 0))
@@ -373,7 +373,7 @@ def ready(folder: Path, *ranks: int) -> Callable[[], bool]:
 
 
 async def find(supervisor: Supervisor, rank: int, *what: Any) -> None:
-    """A watch finds a worker unhealthy, once both are ready."""
+    """Makes a watch find a worker unhealthy, once both are ready."""
     assert supervisor._run is not None
     await supervisor._run._current.stuck.unhealthy.on_found(Found(1, rank, *what))
 
@@ -387,7 +387,7 @@ async def test_callers_at_the_same_time_get_the_same_dump_and_an_unhealthy_worke
     tmp_path: Path,
 ) -> None:
     listener = Listener()
-    # With time to end: who is killed has its stack taken once more.
+    # Enough time to exit, as the stack of a killed worker is taken once more.
     body = "tell()\nwait_for_ever() if rank == 1 else spin()\n"
     spec = spec_of(tmp_path, body, 2, log_dir=tmp_path / "logs", shutdown_timeout_s=DEADLINE_S)
     supervisor = Supervisor(spec, observers=[listener])
@@ -411,7 +411,7 @@ async def test_callers_at_the_same_time_get_the_same_dump_and_an_unhealthy_worke
     dump, found = listener.heard
     assert answers[0] is dump and answers[1] is dump is answers[2]
     assert dump.why == "the first" and dump.source[1] == "memory"
-    assert dump.source[0] in {"memory", "py-spy"}, "what changes too fast to be read is py-spy's"
+    assert dump.source[0] in {"memory", "py-spy"}, "memory that changes too fast to be read is left to py-spy"
     assert Path(dump.path).name == "attempt_0"
     assert found.why == "rank 1: timer 'step' expired"
     for rank, kind in enumerate(("spin", "wait_for_ever")):
@@ -442,7 +442,7 @@ async def test_without_logs_stacks_that_are_asked_for_lie_in_a_folder_that_goes_
     path, text = seen
     heads = [line.partition("), ")[2] for line in text.splitlines() if line.startswith("===")]
     assert [head.partition("; by ")[0] for head in heads] == ["once", "again"]
-    assert all(head.endswith(("; by memory", "; by py-spy")) for head in heads), "py-spy where memory changes meanwhile"
+    assert all(head.endswith(("; by memory", "; by py-spy")) for head in heads), "py-spy if memory changes meanwhile"
     assert re.match(r"=== \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00, rank 0 \(local rank 0, pid \d+\), once", text)
     assert not os.path.exists(path)  # noqa: ASYNC240  the run is over
 
@@ -453,7 +453,7 @@ async def test_a_worker_whose_stack_cannot_be_dumped_is_stopped_all_the_same(
 ) -> None:
     monkeypatch.setitem(
         sys.modules, "aelastic.diagnose.stacks.collect", None
-    )  # a venv that was removed under the job, say
+    )  # a venv that was removed during the job, say
     supervisor = Supervisor(spec_of(tmp_path, RESISTS, shutdown_timeout_s=0.5))
 
     async def find_unhealthy() -> None:
@@ -463,7 +463,7 @@ async def test_a_worker_whose_stack_cannot_be_dumped_is_stopped_all_the_same(
     result = await run_and(supervisor, find_unhealthy)
 
     assert (result.failures[0].message, result.failures[0].stack) == ("no output for 9 s", "")
-    # A worker that ends by the signal it was stopped with has not resisted.
+    # A worker that exits by the signal that stopped it has not resisted.
     assert [*result.stacks] == ([] if signum == signal.SIGKILL else [0])
     if result.stacks:
         assert re.fullmatch(r"did not end within \d+\.\d s and had to be killed", result.stacks[0])
@@ -507,7 +507,7 @@ async def test_stacks_that_can_not_be_written_are_in_the_report_and_the_job_goes
 
 
 class Elsewhere(WorkerBackend):
-    """Its workers are no processes of this machine, though their names look so."""
+    """Its workers are not processes of this machine, although their names look like it."""
 
     def __init__(self) -> None:
         self.exits: dict[int, asyncio.Future[WorkerExit]] = {}
@@ -648,12 +648,12 @@ def test_where_nothing_can_be_asked_the_report_says_why(launch: Launcher) -> Non
 
 
 def interrupted(launch: Launcher, *options: str, body: str = "spin()", **more: Any) -> Job:
-    """A job whose workers resist, after a second Ctrl-C."""
+    """A job after a second Ctrl-C, with workers that resist."""
     worker = f"{IGNORES_TERM}\n{STUCK}\ntell()\n{body}\n"
     job = launch(worker, "--shutdown-timeout=300", *options, **more)
     job.wait_line("ready", 2 if options else 1)
     workers = [pid for pid in job.left() if "-u" in cmdline(pid)]
-    # The thread that says so has to end, or it is part of the stack.
+    # The thread that reports it must end, or it would be part of the stack.
     wait_for("one thread each", lambda: all(len(os.listdir(f"/proc/{pid}/task")) == 1 for pid in workers))
     job.signal(signal.SIGINT)
     wait_for("the first is heard", lambda: "send it again to kill them" in job.stderr)
@@ -698,7 +698,7 @@ def test_a_second_ctrl_c_tells_where_workers_stood_at_length_where_no_file_does(
 
 # Before any hang.
 
-# In the agent: looks until the worker's Python has begun, and once more; tells in files that it looks, and has looked.
+# In the agent: it looks until the worker's Python has begun, and once more; files show that it looks, and has looked.
 AT_ONCE = """
 import os
 from aelastic.agent import stack_dumps

@@ -1,4 +1,4 @@
-"""An agent that gets a twentieth of a CPU: what it decides late is decided as if it had been in time."""
+"""An agent with a twentieth of a CPU decides late, but as if it had been in time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
 MODULE = "colorsys"
-# One sleeps, one ends at once: both looked like a process that never began.
+# One sleeps, one exits at once: both used to look like processes that never began.
 ONCE = f"""
 say("ran", rank, restart, {MODULE!r} in sys.modules)
 open(f"up{{rank}}{{restart}}", "w")
@@ -29,7 +29,7 @@ def test_a_warm_worker_runs_once(launch: Launcher, attempt: int) -> None:
     job.assert_nothing_left()
 
 
-# Rank 0 fails; rank 1 saves for longer than one that does nothing is waited for, or does nothing.
+# Rank 0 fails; rank 1 saves for longer than an idle worker is given, or does nothing.
 STOPPED = """
 def save(*_):
     file = open("checkpoint", "wb", buffering=0)

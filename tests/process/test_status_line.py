@@ -1,4 +1,4 @@
-"""The live rows on a terminal: the state of the run and open bars, below the output, all the time, and gone in the end."""
+"""The live rows on a terminal: the run's state and open progress bars, always below the output, removed at the end."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_line_is_below_all_that_is_written_and_gone_in_the_end(start: Screen
     wait_drawn(above, (3, 0), r"^aelastic \d+ s \| ru.*\.\.\.$")
     screen.resize(80, 24)
     job.go()
-    wait_drawn([*above, "50%"], (3, 3))  # an open line stays open
+    wait_drawn([*above, "50%"], (3, 3))  # an unfinished line stays
     (job.folder / "end").touch()
     assert job.wait() == 0, screen.story
     screen.end()
@@ -93,7 +93,7 @@ def test_the_output_is_what_it_is_without_the_rows_byte_for_byte_but_for_overwri
         screen.end()
         told.append((re.sub(rb"\r? \d%(?=\r)(?!\r\n)", b"", screen.output), [*screen.scrolled_away, *screen.rows]))
     assert told[0][1] == told[1][1]
-    # The same, but for what a carriage return has overwritten.
+    # The same, except for what a carriage return has overwritten.
     assert told[0][0].replace(b"\r", b"") == told[1][0].replace(b"\r", b"")
     assert told[0][0].startswith(b"a line\r\n 3%\r\n") and told[0][0].endswith(b"byte\r\nno newline at the end")
 
@@ -102,7 +102,7 @@ def test_the_view_shows_the_ranks_and_is_gone_in_the_end(start: Screens) -> None
     pytest.importorskip("rich")
     wrapper = "from aelastic.observe.ui import rank_view\nrank_view.INTERVAL_S = 0.2\n"
     job, screen = start("say('working')\nwait_for('go')", "--ui=view", "--nproc-per-node=2", wrapper=wrapper)
-    screen.wait_row(r"^ +1 +1 +\d+ +running +\d+% +\d+ MiB$")  # CPU comes with the second look
+    screen.wait_row(r"^ +1 +1 +\d+ +running +\d+% +\d+ MiB$")  # CPU appears with the second sample
     state = r"aelastic \d+ s \| running \| round 1 \| 2 ranks \| no restarts$"
 
     def is_drawn() -> bool:
@@ -171,12 +171,12 @@ def test_a_terminal_is_as_it_was_whatever_ends_the_agent(start: Screens, end: in
     at = next(at for at, row in enumerate(rows) if row.startswith("the shell"))
     assert rows[at + 1].startswith("x" * 21)  # rows wrap, as before
     if end == -signal.SIGKILL:
-        assert at == 2  # it writes over the rows that are left
+        assert at == 2  # it overwrites the remaining rows
         return
     assert rows[:2] == ["working", "working"] and rows.count(" 1%") == 2
     assert not [row for row in rows if "running" in row or "%aelastic" in row]
     if end == 3:
-        assert [row for row in rows if row.startswith("aelastic: W rank 1 failed on ")], "at the first column"
+        assert [row for row in rows if row.startswith("aelastic: W rank 1 failed on ")], "in the first column"
     else:
         assert rows[at - 1].startswith("aelastic: ") and len(rows) == at + 2
 
@@ -207,7 +207,7 @@ def test_ctrl_c_and_the_report_find_the_line_gone_and_a_stdout_elsewhere_has_the
     screen.type(b"\x03")
     assert job.wait() == -signal.SIGINT, screen.story
     screen.end()
-    # What the terminal echoes stood where the rows were.  The worker's own last words may come before the agent's.
+    # The terminal's echo appeared where the rows were.  The worker's last words may come before the agent's.
     assert screen.rows[0].startswith(("aelastic: W SIGINT", "Traceback"))
     assert [row for row in screen.rows if "aelastic: W SIGINT: stopping workers" in row]
     assert [row for row in screen.rows if row.startswith("aelastic: stopped by SIGINT")]
@@ -219,14 +219,14 @@ def test_a_terminal_that_is_stopped_blocks_no_worker(start: Screens) -> None:
     wrapper = "import aelastic.logs.terminal\naelastic.logs.terminal.ERASE_TIMEOUT_S = 0.1\n"
     job, screen = start("wait_for('go')", wrapper=wrapper)
     screen.wait_row(RUNNING)
-    termios.tcflow(screen.theirs, termios.TCOOFF)  # as Ctrl-S does
+    termios.tcflow(screen.theirs, termios.TCOOFF)  # like Ctrl-S
     job.go()
     job.assert_ends()
     termios.tcflow(screen.theirs, termios.TCOON)
 
 
 def test_the_state_is_drawn_again_with_each_line_that_a_worker_writes(start: Screens) -> None:
-    # Once the state is shown, the agent draws it again for no other reason.
+    # Once the state is shown, nothing else makes the agent draw it again.
     wrapper = """
     import os, threading, time
     def draw_no_more():
@@ -256,7 +256,7 @@ def test_the_state_is_drawn_again_with_each_line_that_a_worker_writes(start: Scr
     assert screen.rows == [f"line {number}" for number in range(5)]
 
 
-PLAIN: dict[str, dict[str, Any]] = {  # what else there is: `_may_draw`, below
+PLAIN: dict[str, dict[str, Any]] = {  # other settings: `_may_draw`, below
     "CI": {"env": {"CI": "true"}},
     "off": {"env": {"AELASTIC_UI": "off"}},
     "no terminal": {"streams": ("stdin", "stdout")},
@@ -267,7 +267,7 @@ def test_plain_lines_have_no_control_sequence_and_begin_at_the_first_column_too(
     worker = "say('working')\nos.write(2, b'\\r 40/120')\nwait_for('go')\nsys.exit(3)"
     plain = {name: start(worker, name=name.replace(" ", "_"), **more) for name, more in PLAIN.items()}
     other, clock = start(worker, name="clock")
-    # Started last: by the time that its line has been drawn, any other would have been drawn.
+    # Started last: by the time its line is drawn, any other line would have been drawn.
     wait_for("a line", lambda: clock.drawn)
     for name, (job, screen) in plain.items():
         wait_for(f"the bar: {name}", lambda job=job, screen=screen: b"40/120" in screen.written + job.stderr.encode())  # type: ignore[misc]
@@ -283,7 +283,7 @@ def test_plain_lines_have_no_control_sequence_and_begin_at_the_first_column_too(
     assert other.wait() == 3
 
 
-# Where it may be drawn.
+# Where rows may be drawn.
 
 
 @pytest.mark.parametrize(

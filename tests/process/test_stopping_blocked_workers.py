@@ -1,4 +1,4 @@
-"""Workers that are stopped for a restart: those that are blocked do not hold it, those that save are not cut."""
+"""Workers stopped for a restart: blocked ones don't delay it, and ones that save may finish."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kit.launching import Launcher
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
-# How many checkpoints are written while a restart waits; several at once, in jobs of their own.
+# Number of checkpoints written while a restart waits, several at a time, each in its own job.
 CHECKPOINTS = {"quick": 6, "all": 12, "soak": 200}[EFFORT]
 AT_ONCE = 6
 
-# In the agent: it soon gives up on workers that do nothing.  Their stacks may take longer on a busy machine.
+# In the agent: it soon gives up on idle workers.  On a busy machine, their stacks may take longer.
 IDLE_S = 0.4
 HASTY = f"""
 import aelastic.diagnose.stacks.collect as s
@@ -24,11 +24,11 @@ from aelastic.agent.group import restart_grace
 restart_grace.IDLE_S = {IDLE_S}
 s.MEMORY_UNTIL_S, s.PY_SPY_UNTIL_S, s.TIMEOUT_S = 19.0, 20.0, 25.0
 """
-# Far beyond the test's deadline: a restart that waited for this would fail the test.
+# Far beyond the test's deadline: a restart that waits for this fails the test.
 PATIENT = "--shutdown-timeout=600"
 
-# No signal ends this wait, and no Python handler runs in it; so sits a worker in a collective whose peers are gone.  Nor
-# does one run just before.
+# No signal ends this wait, and no Python handler runs during it, as in a collective whose peers are gone.  Nor does one
+# run just before it.
 BLOCKS = """
 import ctypes
 
@@ -43,7 +43,7 @@ def block():
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 """
 
-# Rank 0 fails once the others are blocked; each later generation succeeds.
+# Rank 0 fails once the others are blocked; later generations succeed.
 FAILS = f"""
 {BLOCKS}
 if restart:
@@ -85,8 +85,8 @@ def test_a_stop_for_good_is_patient(launch: Launcher) -> None:
     assert waited_s >= 1.2, job.stderr
 
 
-# A worker whose main thread is blocked, and whose checkpoint is written by another thread, a child, or a grandchild.  It
-# begins when the worker fails that is rank 0, and says when it is whole.
+# A worker with a blocked main thread, whose checkpoint is written by another thread, a child, or a grandchild.  Writing
+# begins when rank 0 fails, and the worker reports when it is complete.
 SAVES = f"""
 import json, multiprocessing, threading
 {BLOCKS}
@@ -146,7 +146,7 @@ block()
 
 
 def plan_of(seed: int) -> dict[str, object]:
-    """How a checkpoint is written: in pieces of very different sizes, with pauses, and computing in between."""
+    """How a checkpoint is written: in pieces of very different sizes, with pauses and computation in between."""
     chance = random.Random(seed)
     pieces = [
         (chance.uniform(0.0, 1.4), chance.choice([0.0, 0.0, 0.05, 0.3]), int(10 ** chance.uniform(1, 6)))
@@ -175,4 +175,4 @@ def test_a_checkpoint_that_is_being_written_is_never_cut(launch: Launcher) -> No
             sizes = [size for _, _, size in plan_of(seed)["pieces"]]  # type: ignore[attr-defined]
             assert (folder / "whole").exists(), f"seed {seed} was cut: {plan_of(seed)}\n{job.story}"
             assert (folder / "whole").stat().st_size == sum(sizes), f"seed {seed}"
-            assert "neither wrote nor used the CPU for 2 s" in job.stderr, job.story  # once the checkpoint was whole
+            assert "neither wrote nor used the CPU for 2 s" in job.stderr, job.story  # once the checkpoint was complete

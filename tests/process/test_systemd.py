@@ -1,4 +1,4 @@
-"""What systemd is told: by agents with a notification socket, which a test listens to."""
+"""Notifications to systemd from agents with a notification socket, on which the test listens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Systemd:
         self.told: list[dict[str, str]] = []
 
     def take(self) -> list[dict[str, str]]:
-        """All that it was told, datagram by datagram."""
+        """All notifications so far, one per datagram."""
         while True:
             try:
                 text = self.socket.recv(4096).decode()
@@ -92,7 +92,7 @@ def test_a_service_is_told_when_it_is_ready_how_it_stands_and_that_it_leaves(
     assert job.wait_line("has", 2) == ["has", "has"]  # and nothing else
     assert "STOPPING" not in {name for each in listening.take() for name in each}
     job.signal(signal.SIGTERM)
-    # Its socket holds few messages: what is not taken meanwhile leaves no room for the last ones.
+    # Its socket holds few messages: without reading, there would be no room for the last ones.
     wait_for("its end", lambda: listening.take() and job.process.poll() is not None)
     assert listening.said("READY") == ["1"]
     assert set(listening.said("STOPPING")) == {"1"}
@@ -217,7 +217,7 @@ async def test_systemd_that_comes_back_is_told_where_we_are(tmp_path: Path) -> N
 
 
 def fill(systemd: Systemd) -> int:
-    """Sends until there is no room for any sender, each of which has a limit of its own; gives how many."""
+    """Sends until no sender has room left, each with its own limit; returns the number of messages."""
     before = -1
     sent = 0
     while sent > before:

@@ -15,7 +15,7 @@ ZERO = "ZeroDivisionError: division by zero"
 
 
 def end_of(tmp_path: Path, script: str) -> tuple[int, str]:
-    """Runs a script and answers its exit code and what it printed to stderr."""
+    """Runs a script; returns its exit code and its stderr."""
     path = tmp_path / "train.py"
     path.write_text(script)
     done = ran(sys.executable, "-X", "faulthandler", str(path))
@@ -23,7 +23,7 @@ def end_of(tmp_path: Path, script: str) -> tuple[int, str]:
 
 
 WHOLE = "all that was written"
-# What a script does; what is said of it, in which line of it (0: of no line of it), and what the traceback has, too.
+# Each script, its message, the line that the message names (0: none), and another part of the traceback.
 SCRIPTS: dict[str, tuple[str, str, int, str]] = {
     "a plain exception": (
         "def main():\n    raise ValueError('batch is empty')\n\nmain()\n", "ValueError: batch is empty", 2, WHOLE,

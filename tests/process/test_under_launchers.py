@@ -1,4 +1,4 @@
-"""Under other launchers: a torch of a few lines shows what each Python finds in the place of torch's launcher."""
+"""Under other launchers: a torch stub of a few lines shows what each Python runs instead of torch's launcher."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OURS = "aelastic.compat.launcher.run aelastic.compat.launcher.elastic_launch ael
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A torch that has a launcher, and a `sitecustomize` of the user's."""
+    """A torch stub with a launcher, and a user's `sitecustomize`."""
     files = {
         "torch/__init__.py": "class _C:\n    _get_privateuse1_backend_name = staticmethod(lambda: 'none')\n",
         "torch/distributed/__init__.py": "",
@@ -135,7 +135,7 @@ def test_what_cannot_be_run_is_said_in_a_line(folder: Path, argv: list[str], cod
 
 
 def test_deepspeeds_launcher_of_one_node_is_aelastic(folder: Path) -> None:
-    info = "eyJsb2NhbGhvc3QiOiBbMCwgMV19"  # as its runner says two devices of this host
+    info = "eyJsb2NhbGhvc3QiOiBbMCwgMV19"  # its runner's value for two devices on this host
     options = ["--master_addr=127.0.0.1", "--master_port=0", "--enable_each_rank_log=None", "--log_level=info"]
     done = under(folder, "-m", "deepspeed.launcher.launch", f"--world_info={info}", *options, "train.py", "--x", "1")
     assert (done.returncode, done.stderr) == (0, "")

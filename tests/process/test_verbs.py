@@ -1,4 +1,4 @@
-"""A job that runs is spoken to: by the door of its agent, from a shell and from a program."""
+"""Commands to a running job, through its agent's control socket, from a shell and from a program."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from aelastic.errors import EXIT_TRY_AGAIN, RequestError
 from aelastic.observe.run_events import RunEnded, WorkersStarted
 from aelastic.workers.states import WorkerState
 
-# Steps of 10 ms; goes on from where it has saved.
+# Steps of 10 ms; resumes from its last save.
 TRAINS = """
 from aelastic import notice
 saved = f"saved-{rank}"
@@ -43,7 +43,7 @@ while not os.path.exists("end"):
         notice.saved()
 """
 TWO = "--nproc-per-node", "2"
-# In an agent: it has the time to answer that a busy machine needs.
+# In an agent: enough time to answer on a busy machine.
 PATIENT = """
 from aelastic.agent.requests import enquiries
 from aelastic.diagnose.stacks import collect
@@ -55,7 +55,7 @@ collect.MEMORY_UNTIL_S, collect.PY_SPY_UNTIL_S, collect.TIMEOUT_S = 19.0, 20.0, 
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks has patience, too."""
+    """Gives the asking side more time as well."""
     monkeypatch.setattr(jobs, "ANSWER_S", DEADLINE_S)
 
 
@@ -92,10 +92,10 @@ def test_one_job_is_asked_everything_and_stopped_and_says_afterwards_why(
     with monkeypatch.context() as patched:
         patched.setattr(jobs, "ANSWER_S", 0.3)
         stand_still(job.pid)
-        # What is asked of an agent that does not answer may yet be done; a job that does not answer has not ended.
+        # A request to an unresponsive agent may still be carried out; a job that does not answer has not ended.
         assert told(here, "ps")["code"] == "no-answer"
         job.signal(signal.SIGCONT)
-    assert len(job.wait_line("start")) == 2, "the job goes on"
+    assert len(job.wait_line("start")) == 2, "the job continues"
 
     code, out, _ = verb(here, "restart", "--at-save", "--wait", "--reason", "new data")
     assert code == 0 and ": all ranks save at call " in out and "all ranks have saved" in out, job.story
@@ -113,7 +113,7 @@ def test_one_job_is_asked_everything_and_stopped_and_says_afterwards_why(
         done = subprocess.run(
             command, shell=True, cwd=here, env=env, stderr=subprocess.PIPE, text=True, check=False, timeout=60
         )
-        assert done.returncode == code and done.stderr.startswith(words), "a stdout that takes nothing is no refusal"
+        assert done.returncode == code and done.stderr.startswith(words), "an unwritable stdout is not a refusal"
         assert done.stderr.count("\n") == bool(words), done
     job.assert_ends(-signal.SIGTERM)
     said = verb(here, "status")
@@ -148,7 +148,7 @@ CANNOT = [
 
 
 def assert_odd_requests_are_refused(job: Job) -> None:
-    """What is no request is refused, and says why; one that floods is closed."""
+    """An invalid request is refused with a reason; a client that floods is disconnected."""
     folder = sockets.doors_folder({"XDG_RUNTIME_DIR": str(job.folder)})
     (name,) = sockets.doors_in(folder)
     bad = [b"\n", b"{}\n", b"[1]\n", b"[" * 60_000 + b"\n", b'{"verb": 7}\n', b'{"verb": "logs", "rank": "x"}\n']
@@ -165,7 +165,7 @@ def assert_odd_requests_are_refused(job: Job) -> None:
                 while received := conn.recv(1 << 16):
                     said += received
             except OSError:
-                pass  # it was closed before all was sent
+                pass  # it was closed before everything was sent
         assert data not in bad or b'"refused"' in said, (data, said)
     assert verb(job.folder, "status").code == 0
 
@@ -182,7 +182,7 @@ def test_a_worker_that_writes_to_files_is_read(launch: Launcher) -> None:
     )  # fmt: skip
     assert followed.stdout is not None and followed.stdout.readline() == b"five of 0\n"
     assert verb(job.folder, "restart", "--wait").code == 0
-    assert followed.stdout.readline() == b"five of 0\n", "the log of the workers that came after is shorter at first"
+    assert followed.stdout.readline() == b"five of 0\n", "the log of the newer workers is shorter at first"
     (job.folder / "end").touch()
     assert job.wait() == 0 and followed.wait(DEADLINE_S) == 0
     followed.stdout.close()
@@ -213,7 +213,7 @@ def test_one_job_whose_id_begins_that_of_another_is_stopped_once_all_have_saved_
     ].story
     said = verb(launch.folder, "stop", "--job", "exp")
     assert said.code == 3 and "no job exp of yours runs on this machine; give the whole id of exp2" in said.err
-    # A colleague may use the same account: a job of another folder is named.
+    # A colleague may use the same account: jobs from other folders are listed as such.
     (elsewhere := launch.folder / "elsewhere").mkdir()
     for typed, command in (("stop --now", "stop exp2 --now"), ("drain vm", "drain --job exp2 vm")):
         said = verb(launch.folder, *typed.split(), cwd=elsewhere)
@@ -231,7 +231,7 @@ def test_one_job_whose_id_begins_that_of_another_is_stopped_once_all_have_saved_
     assert "(by root: enough)" in verb(launch.folder, "why", "exp").out or os.getuid()
 
 
-# Of two jobs, `exp` and `exp2`.
+# With two jobs, `exp` and `exp2`.
 MISTAKEN = [
     (("drain", "exp"), "drain: exp is a job; did you mean --job exp?"),
     (("cordon", "exp2"), "cordon: exp2 is a job; did you mean --job exp2?"),
@@ -262,7 +262,7 @@ def test_why_a_job_ended_is_known_by_its_logs_too_and_they_make_a_picture(
     lived, read = (told(job.folder, "why", *of, "-n", "5")["why"] for of in ((), (logs,)))
     assert len(read) == 2
     for each in (*lived, *read):
-        each["failure"].pop("at")  # of which a log has more digits
+        each["failure"].pop("at")  # a log has more digits of it
         del each["at"], each["cause"]
         each["after_s"], each["again_s"] = each["after_s"] > 0, each["again_s"] is not None
     assert read == lived
@@ -303,7 +303,7 @@ def test_an_agent_that_does_not_answer_may_yet_do_it(launch: Launcher, monkeypat
     job.signal(signal.SIGKILL)
     job.wait()
     assert verb(job.folder, "ps").code == 3
-    assert [*folder.iterdir()] == [], "the door of an agent that was killed is taken away"
+    assert [*folder.iterdir()] == [], "a killed agent's socket is removed"
 
 
 def test_what_a_node_says_of_itself_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -390,7 +390,7 @@ def test_a_program_speaks_to_its_job() -> None:
     run("asyncio", main())
 
 
-# They compute, but while the failure is held: who waits looks as if it hung.
+# They compute, except while the failure is held: a worker that waits looks as if it hung.
 FAILS_AT_ONCE = """
 if rank == 1 and not os.path.exists("again"):
     raise ValueError("no data left")

@@ -1,4 +1,4 @@
-"""Deaths of workers, each with the verdict that is expected; and those that look as if they would never heal, and do."""
+"""Deaths of workers, each with its expected verdict, including some that look permanent but heal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BY_STEPS = {"max_restarts": 3, "progress": r"step (\d+)"}
 
 @dataclass(frozen=True)
 class Death:
-    """What a worker does, how often it is started, the exit code and a decision."""
+    """A worker's code, the number of starts, the exit code and the decision."""
 
     does: str
     starts: int
@@ -53,7 +53,7 @@ def under(policy: str, max_restarts: int = 2) -> dict[str, Any]:
     return {"restart_policy": policy, "max_restarts": max_restarts}
 
 
-# One of each way from a death to its verdict: the core decides the others alike (core/test_restart_policy.py).
+# One example per path from a death to its verdict: core/test_restart_policy.py covers the rest.
 DEATHS = {
     "a key": Death("{}['lr']", 2, 1, PROOF),
     "syntax": Death("exec('a b')", 2, 1, PROOF),
@@ -74,9 +74,9 @@ DEATHS = {
     "a delay": Death(
         "sys.exit(3)", 2, 3, DecisionKind.RESTART_BY_RULE, under("*: restart 1/1h after 100ms"),
     ),
-    # What heals by itself is not stopped, however often it comes.
+    # Failures that heal by themselves don't end the job, however often they happen.
     "it heals": Death(HEALS, 4, 0, DecisionKind.SUCCEEDED, under("same-error any: stop; *: restart", 5)),
-    # The same error after a step that is new is no proof; where nothing tells steps, calls of `due` are progress.
+    # The same error after a new step is not proof; if nothing reports steps, calls of `due` are progress.
     "after new steps": Death(STEPS.format(gain=1), 4, 1, OFF, BY_STEPS),
     "after the same steps": Death(STEPS.format(gain=0), 2, 1, PROOF, BY_STEPS),
     "after new calls": Death(CALLS.format("restart + 1"), 4, 1, OFF, {"max_restarts": 3}),
@@ -85,7 +85,7 @@ DEATHS = {
 
 
 class Decisions(Observer):
-    """What was decided in a run, in order."""
+    """The decisions of a run, in order."""
 
     def __init__(self) -> None:
         self.told: list[DecisionKind] = []
@@ -120,8 +120,8 @@ async def end_of(death: Death, folder: Path) -> End:
 
 
 def test_each_death_has_its_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of jobs that run side by side in this process."""
-    # What a worker wrote last is read and searched, however busy the machine is.
+    """The jobs run concurrently in this process."""
+    # The last output of a worker is read and searched, however busy the machine is.
     for limit in ("agent.watches.CATCH_UP_S", "agent.postmortem._READ_TIMEOUT_S", "host.patterns.ALL_S"):
         monkeypatch.setattr(f"aelastic.{limit}", DEADLINE_S)
 
@@ -175,7 +175,7 @@ TEXT = "a" * 60 + "b"
 def test_a_pattern_that_takes_too_long_is_no_match_and_the_others_are_searched_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What ends it counts the time that it computes."""
+    """The limit applies to its computing time."""
     monkeypatch.setattr(patterns, "ALL_S", DEADLINE_S)
     assert found_in("caab", "a+b", "b+c") == {"a+b"}
     assert found_in(TEXT, "a+b", ENDLESS, "aab") == {"a+b", "aab"}
@@ -187,7 +187,7 @@ def test_a_pattern_that_takes_too_long_is_no_match_and_the_others_are_searched_f
 def test_what_is_not_searched_for_in_time_is_no_match(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The limit is one for all of them: a failure with many slow patterns is reported as soon as with one."""
+    """All patterns share one limit, so many slow patterns delay a failure's report no more than one."""
     monkeypatch.setattr(patterns, "ALL_S", 0.2)
     found_in(TEXT, *(f"{ENDLESS}{n}" for n in range(400)))
     assert (
@@ -201,7 +201,7 @@ async def test_a_search_that_was_cut_short_or_has_died_is_started_again(monkeypa
     search = PatternSearch()
     with anyio.move_on_after(0):
         await search.found(["a", ENDLESS], TEXT)
-    assert await search.found(["b"], TEXT) == {"b"}, "and no answer of the text before"
+    assert await search.found(["b"], TEXT) == {"b"}, "and no answer for the previous text"
     assert search._popen is not None
     search._popen.kill()
     await wait_ended(search._popen.pid)

@@ -1,4 +1,4 @@
-"""The fork server of the tests: a fork ends as an interpreter would, takes signals, and outlives nothing."""
+"""The tests' fork server: a fork exits like an interpreter, receives signals, and outlives nothing."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Traceback (most recent call last):
     raise ValueError('x')
 ValueError: x
 """
-if sys.version_info < (3, 13):  # which show no line of what is not in a file
+if sys.version_info < (3, 13):  # these versions show no source lines of code that is not in a file
     RAISED = RAISED.replace("    raise ValueError('x')\n", "")
-# Not `print`: it may write a line's end by itself, and another process writes to the same pipe.
+# Not `print`: it may write the newline separately, and another process writes to the same pipe.
 SLEEPS = r"import os, time; os.write(1, b'%d\n' % os.getpid()); time.sleep(600)"
 
 
@@ -43,7 +43,7 @@ def python() -> Iterator[str]:
         (["-c", "import os; os.kill(os.getpid(), 11)"], "", -11, "", ""),
         (["-c", "import atexit; atexit.register(print, 'last')"], "", 0, "last\n", ""),
         (["-m", "json.tool"], "[]", 0, "[]\n", ""),
-        (["-V"], "", 0, f"Python {sys.version.split()[0]}\n", ""),  # not for a fork
+        (["-V"], "", 0, f"Python {sys.version.split()[0]}\n", ""),  # not forked
     ],
 )  # fmt: skip
 def test_a_fork_ends_as_an_interpreter_does(

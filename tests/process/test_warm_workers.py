@@ -1,4 +1,4 @@
-"""Workers that a fork server forks: the same as those that start cold, and never a lost start."""
+"""Workers forked by a fork server: the same as cold ones, and no start is ever lost."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from aelastic.workers.forkserver.server_process import ServerProcess
 
 KIT = Path(__file__).parents[1] / "kit" / "workers"
 SERVER = "workers/forkserver/program.py"
-# Nothing else imports it: a worker that has it without an import of its own is warm.
+# Nothing else imports it: a worker that has it without importing it is warm.
 MODULE = "colorsys"
 IS_WARM = f"""
 is_warm = {MODULE!r} in sys.modules
 say("up", rank, restart, is_warm)
 """
-# Libraries that keep no generator of random numbers, and do nothing else that is to be warned of.
+# Libraries that have no random number generator to reseed, and do nothing else that causes a warning.
 PLAIN = "decimal,random,tempfile,uuid,numpy,numpy.random"
 TELL = f"""
 import {PLAIN}
@@ -47,7 +47,7 @@ told.tell()
 
 # The same worker.
 
-# Named after a job, or drawn for each run.
+# Named after a job, or random for each run.
 OF_A_RUN = (
     "AELASTIC_IN_PLACE",
     "AELASTIC_NOTICE_PAGE",
@@ -141,7 +141,7 @@ Generation._worker_env = next_script
 
 
 def ends_of(job: Job, code: int) -> dict[str, Any]:
-    """How workers ended, and all that they have written."""
+    """How workers ended, and all of their output."""
     job.assert_ends(code)
     root = job.folder / "logs" / "latest"
     texts = {
@@ -159,7 +159,7 @@ def test_a_warm_worker_ends_as_a_cold_one_does(launch: Launcher, ends: dict[str,
     found = []
     for name, more in (("cold", []), ("warm", ["--preload", MODULE])):
         how = ["--nproc-per-node", str(len(SUCCEEDS))]
-        if ends is FAILS:  # one after the other, since the first one to fail ends the others
+        if ends is FAILS:  # one after the other, since the first failure ends the others
             how = ["--max-restarts", str(len(FAILS) - 1), "--restart-policy=*: restart"]
             for number, code in enumerate(FAILS.values()):
                 launch.write(f"{name}/script{number}.py", code)
@@ -210,7 +210,7 @@ async def test_a_signal_that_comes_while_it_is_launched_ends_it() -> None:
     try:
         worker = server.fork()
         await worker.prepare(command, os.environ)
-        os.kill(worker.pid, signal.SIGTERM)  # as early as it may come: the agent knows the pid once it is launched
+        os.kill(worker.pid, signal.SIGTERM)  # as early as possible: the agent knows the pid once the worker is launched
         with suppress(OSError):
             worker.launch(command, {number: number for number in (0, 1, 2)})
         _, status = await anyio.to_thread.run_sync(os.waitpid, worker.pid, 0)
@@ -222,7 +222,7 @@ async def test_a_signal_that_comes_while_it_is_launched_ends_it() -> None:
 
 
 def test_each_restart_finds_the_files_as_they_are_then(launch: Launcher) -> None:
-    """An edited script, a module of the user's that goes before a preloaded one, a script that is gone."""
+    """An edited script, a user's module that shadows a preloaded one, a deleted script."""
     launch.write(f"job/{MODULE}/data.txt", "a folder that is no module", preamble="")
     job = launch(CHANGES, "--preload", MODULE, "--max-restarts=4")
     job.assert_ends(2)
@@ -236,7 +236,7 @@ def test_each_restart_finds_the_files_as_they_are_then(launch: Launcher) -> None
     assert f"python: can't open file {str(job.folder / 'worker.py')!r}: [Errno 2]" in job.stderr
 
 
-MORE_BYTES = 1 << 20  # than a pipe holds: the process reads its arguments while the agent writes them
+MORE_BYTES = 1 << 20  # more than a pipe holds: the process reads its arguments while the agent writes them
 
 
 def test_functions_start_warm_too() -> None:
@@ -255,9 +255,9 @@ def test_a_script_in_a_child_of_multiprocessing_starts_warm_too(launch: Launcher
     assert job.lines == ["up 0 0 True"]
 
 
-# What it holds.
+# Inherited state.
 
-# A mutex in a file that both generations map; the first one is killed while it holds it.
+# A mutex in a file that both generations map; the first one is killed while it holds the mutex.
 HOLDS_A_LOCK = """
 import ctypes, mmap
 
@@ -287,7 +287,7 @@ def test_a_robust_mutex_of_a_killed_worker_goes_to_the_next_one(launch: Launcher
     assert job.lines == ["its owner is dead"]
 
 
-# What is seen of it from outside.
+# The view from outside.
 
 STARTS = """
 import socket
@@ -304,7 +304,7 @@ sys.exit(1 if restart == 0 else 0)
 
 
 def told(job: Job, kind: str) -> list[dict[str, Any]]:
-    """The records of a kind in the job's event log."""
+    """The records of one kind in the job's event log."""
     lines = [line for path in job.folder.glob("logs/latest/events.jsonl") for line in path.read_text().splitlines(True)]
     records = [json.loads(line) for line in lines if line.endswith("\n")]
     return [record for record in records if record["event"] == kind]
@@ -340,7 +340,7 @@ def test_how_far_a_start_has_come_is_told_as_it_is_seen(launch: Launcher, kind: 
             kind
         ] * 4
         if kind == "warm":
-            # What is kept for the next start has less memory than one worker and a half.
+            # The processes parked for the next start use less memory than one and a half workers.
             alone = max(rss_bytes(each["id"]) for each in told(job, "workers_started")[-1]["workers"])
             assert 0 < told(job, "fork_server_measured")[-1]["pss_bytes"] <= 1.4 * alone
         restart(job, number)
@@ -356,9 +356,9 @@ def rss_bytes(pid: int) -> int:
     return 0 if usage is None else usage.rss_bytes
 
 
-# What modules do.
+# Effects of modules.
 
-# By what is said of them, as far as it goes.
+# By the start of the warning about each.
 BAD_MODULES = {
     "fails: RuntimeError: no license": "raise RuntimeError('no\\nlicense')",
     "calls sys.exit(4)": "import sys; sys.exit(4)",
@@ -379,9 +379,9 @@ BAD_MODULES = {
         "t.cuda = types.SimpleNamespace(is_initialized=lambda: True)"
     ),
 }
-# Its child holds what it was given open, and lives longer than the test.
+# Its child inherits open descriptors, and outlives the test.
 FORKS = "import os, time\nif os.fork() == 0:\n    time.sleep(600)"
-# The same, and each of these costs a fork server.
+# Likewise, but each of these ends a fork server.
 BAD_ENDS = {
     "ends the process (exit code 4)": "import os; os._exit(4)",
     "ends the process (exit code -11)": "import ctypes; ctypes.string_at(0)",
@@ -397,7 +397,7 @@ def test_modules_that_must_not_be_preloaded_are_left_out_in_a_line_each(launch: 
         if "/dev/fuse" not in code or os.access("/dev/fuse", os.R_OK):
             launch.write(f"lib/mod{number}.py", code, preamble="")
             expected[f"mod{number}"] = why
-    # Without a limit to the wait for imports: it would be a time-out's work.
+    # Without a limit on the import time, which would be the time-out's responsibility.
     wrapper = "from aelastic.workers.forkserver import fork_server\nfork_server.FIRST_TIMEOUT_S = 600.0\n"
     job = launch(
         f"say(*[name for name in sys.modules if name.startswith('mod')])\n{IS_WARM}", "--preload",
@@ -412,7 +412,7 @@ def test_modules_that_must_not_be_preloaded_are_left_out_in_a_line_each(launch: 
         assert line.startswith(f"{name} {why}")
 
 
-# In the agent: local rank 1 gets a variable of its own, as a user's `LogsSpecs` may do.
+# In the agent: local rank 1 gets an extra variable, as a user's `LogsSpecs` may do.
 SPECS = """
 from aelastic.agent.generation import Generation
 usual = Generation._worker_env
@@ -444,7 +444,7 @@ say(mod.rng.random(), more.a.random()); say(mod.draw(), numpy.random.rand())
     env_lines = [line for line in job.lines if line.startswith("env")]
     numbers = [line for line in job.lines if not line.startswith("env")]
     assert env_lines == ["env 1 b None"] * 2
-    assert len(numbers) == 4 and len({*numbers}) == 3, "what is told is so"
+    assert len(numbers) == 4 and len({*numbers}) == 3, "the warnings about generators are true"
     assert [line.partition(" W --preload: ")[2] for line in job.stderr.splitlines()] == [
         "mod prints during its import: 'welcome'",
         "all workers get the same random numbers from mod.rng, more.a, more.b and 1 more: make the generators in the script",
@@ -452,7 +452,7 @@ say(mod.rng.random(), more.a.random()); say(mod.draw(), numpy.random.rand())
 
 
 @pytest.mark.all
-def test_torch_keeps_no_generators(launch: Launcher) -> None:  # as `PLAIN`
+def test_torch_keeps_no_generators(launch: Launcher) -> None:  # see `PLAIN`
     job = launch("say('up')", "--preload", "torch,torch.utils.data,torch._dynamo")
     assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
     assert (job.lines, job.stderr) == (["up"], "")
@@ -481,7 +481,7 @@ def test_a_module_that_takes_too_long_is_not_waited_for(launch: Launcher) -> Non
     assert "W --preload: imports took more than 0.3 s; workers start cold until they finish" in job.stderr
 
 
-# What the first workers imported.
+# Learning from the first workers' imports.
 
 LEARNS = f"""
 say("up", rank, restart, {MODULE!r} in sys.modules, "own" in sys.modules)
@@ -490,7 +490,7 @@ open("imported", "w").close()
 wait_for(f"go{{restart}}")
 sys.exit(1 if restart == 0 else 0)
 """
-# In the agent.  What it starts lacks the privilege without which nothing comes back from `SCHED_IDLE`.
+# In the agent.  Its children lack the privilege required to leave `SCHED_IDLE`.
 QUICK = """
 import ctypes
 from aelastic.workers.forkserver import fork_server, learning
@@ -499,7 +499,7 @@ fork_server.IDLE_TIMEOUT_S = 0.5
 PR_CAPBSET_DROP, CAP_SYS_NICE = 24, 23
 ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_NICE, 0, 0, 0)
 """
-# The time for imports is over a second after a worker has made its own, however late that was.
+# The time for imports ends a second after a worker has made its own, however late that was.
 ONCE_IMPORTED = """
 import os
 import anyio
@@ -513,12 +513,12 @@ async def gather_once_imported(self):
 
 learning.Imports.gather = gather_once_imported
 """
-# Imports are over when a worker says so.
+# Imports are over when a worker reports it.
 ONCE_TOLD = f"{QUICK}\nlearning.LEARN_TIMEOUT_S = 600.0"
 
 
 def auto(launch: Launcher, code: str, *options: str, learn: bool = False, **more: Any) -> list[str]:
-    """What workers say that restart once, when what they imported is there and parked."""
+    """Output of workers that restart once the modules they imported are in a fork server with parked processes."""
     job = launch(code, *("--nproc-per-node=2", "--preload=auto", "--max-restarts=1"), *options, **more)
     job.wait_line("up", 2)
     bare = server_of(job)
@@ -552,7 +552,7 @@ sys.exit(1 if restart == 0 else 0)
 
 
 def torch_stub(launch: Launcher, code: str) -> dict[str, str]:
-    """The environment of workers whose torch has that in `distributed_c10d`."""
+    """The environment of workers whose torch has this code in `distributed_c10d`."""
     for name in ("torch/__init__", "torch/distributed/__init__"):
         launch.write(f"lib/{name}.py", "", preamble="")
     launch.write("lib/torch/distributed/distributed_c10d.py", code, preamble="")
@@ -562,7 +562,7 @@ def torch_stub(launch: Launcher, code: str) -> dict[str, str]:
 def test_auto_preloads_what_a_library_has_imported_late_and_keeps_it_in_the_cache_folder_for_agents_to_come(
     launch: Launcher,
 ) -> None:
-    # Workers find a process group as soon as they have imported what makes one.
+    # Workers find a process group as soon as they have imported the module that makes one.
     env = torch_stub(launch, "def is_initialized(): return True")
     kept = launch.folder / "kept"
     lines = auto(launch, LAZY, f"--cache-dir={kept}", learn=True, wrapper=ONCE_TOLD, env=env)
@@ -592,14 +592,14 @@ def test_auto_learns_until_a_worker_joins_its_process_group_though_it_says_nothi
     for number in range(2):
         job.wait_line("up", 2 + 2 * number)
         (job.folder / f"joins{number}").touch()
-        job.wait_line("joined", 2 + 2 * number)  # rank 0, which listens, may not end before
+        job.wait_line("joined", 2 + 2 * number)  # rank 0, which listens, must not exit before
         wait_for("another fork server", lambda: parked_by(job, other_than=bare))
         restart(job, number)
     assert job.wait() == 0, job.story
     assert sorted(job.lines) == ["joined"] * 4 + ["up False", "up False", "up True", "up True"]
 
 
-# The process group is there at once; the hook sees it with the next import.
+# The process group is there at once; the hook notices it at the next import.
 TELLS_PIPES = """
 from torch.distributed.distributed_c10d import is_up
 
@@ -629,12 +629,12 @@ def test_a_worker_that_tells_what_it_imports_hands_the_pipe_to_no_program_and_cl
 
 
 def parked_by(job: Job, other_than: int) -> bool:
-    """Whether two processes are parked that were not forked by that one."""
+    """Whether two processes are parked that another fork server has forked."""
     sessions = [entry.session for pid in parked(job) if (entry := proc_table.process(pid))]
     return len(sessions) == 2 and other_than not in sessions
 
 
-# A fork server that is in trouble.
+# A failing fork server.
 
 RESTARTS = f"""
 {IS_WARM}
@@ -644,7 +644,7 @@ sys.exit(1)
 
 
 def parked(job: Job) -> list[int]:
-    """Processes that wait for what they are to be: in the session of the fork server that forked them, which lives."""
+    """Processes that wait to become workers: in the session of a live fork server."""
     here = [entry for pid in job.left() if (entry := proc_table.process(pid)) and SERVER in " ".join(cmdline(pid))]
     running = [entry for entry in here if entry.parent == job.pid and entry.state not in "TZ"]
     servers = {entry.pid for entry in running if entry.session == entry.pid}
@@ -652,7 +652,7 @@ def parked(job: Job) -> list[int]:
 
 
 def server_of(job: Job) -> int:
-    """The fork server: it leads the session of those that it has forked, which look like it."""
+    """The fork server: it leads the session of the processes that it has forked, which look the same."""
 
     def found() -> list[int]:
         here = [entry for pid in job.left() if (entry := proc_table.process(pid)) and SERVER in " ".join(cmdline(pid))]
@@ -674,7 +674,7 @@ TROUBLE = [
 
 
 def test_a_restart_is_never_lost_with_the_fork_server_and_nothing_outlives_a_killed_agent(launch: Launcher) -> None:
-    """One job: before each restart something happens to the fork server, or to what it has parked."""
+    """A single job: before each restart something happens to the fork server, or to its parked processes."""
     last = len(TROUBLE) + 1
     job = launch(RESTARTS, "--nproc-per-node", "2", "--preload", MODULE, "--max-restarts", str(last))
     for number, (victim, signum) in enumerate(TROUBLE):
@@ -687,12 +687,12 @@ def test_a_restart_is_never_lost_with_the_fork_server_and_nothing_outlives_a_kil
                 os.kill(pid, signum)
         restart(job, number)
     job.wait_line("up", 2 * last)
-    restart(job, last - 1)  # what was parked is used up, and the fork server does not answer
+    restart(job, last - 1)  # the parked processes are used up, and the fork server does not answer
     job.wait_line("up", 2 * (last + 1))
     wait_for("another fork server has parked", lambda: len(parked(job)) == 2)
     assert "W --preload: the template does not answer; workers 0, 1 start cold" in job.stderr
     started = Counter(tuple(line.split()[2:]) for line in job.lines)
-    # What is parked outlives its server; where it is what was hurt, the next workers start cold.
+    # Parked processes outlive their server; if they were hit themselves, the next workers start cold.
     warm = {0: True, 1: True, 2: False, 3: False, 4: True}
     assert all(started[str(number), str(is_warm)] == 2 for number, is_warm in warm.items()), job.story
     assert len(job.lines) == 2 * (last + 1)
@@ -709,7 +709,7 @@ def test_an_agent_that_is_asked_to_stop_while_modules_are_imported_stops(launch:
     job.assert_ends(-signal.SIGTERM)
 
 
-# Of the agent and the fork server: descriptors, threads, KiB of memory.
+# For the agent and the fork server: descriptors, threads, KiB of memory.
 HOLDS = f"""
 from aelastic.base.host import proc_table
 
@@ -722,7 +722,7 @@ for who, pid in ("agent", agent), ("server", min(servers, key=lambda each: each.
     say("holds", who, len(os.listdir(f"/proc/{{pid}}/fd")), status["Threads"].strip(), status["VmRSS"].split()[0])
 open(f"held{{restart}}", "w").close()
 """
-# They are counted while others start; an allocator needs a while until it has found what it needs.
+# Counted while others start; an allocator takes a while to reach its working size.
 GROWTH_MAX = (10, 3, 2048)
 
 
@@ -741,7 +741,7 @@ def test_many_warm_restarts_leak_nothing(launch: Launcher) -> None:
         assert all(b <= a + more for a, b, more in zip(early, late, GROWTH_MAX, strict=True)), (early, late)
 
 
-# What cannot be.
+# Invalid options.
 
 
 def test_what_cannot_be_forked_is_refused(launch: Launcher) -> None:

@@ -1,4 +1,4 @@
-"""The coordinator among nodes that obey the protocol, crash, come back, and are slow to be heard."""
+"""The coordinator, with nodes that follow the protocol, crash, come back, and have slow connections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.restart_policy import RestartPolicy
 
 NODES = 6
-# Settle time, what newcomers wait for beyond that, then last call or join timeout.
+# Settle time, further waiting for newcomers, then the last call or the join timeout.
 DEADLINES_TO_AGREE = 4
 FAILURE = ProcessFailure.from_elsewhere("host", 0, 0, 77, 1, "ValueError", "", 1000)
 
@@ -37,34 +37,34 @@ PHASES = {
 
 @dataclass
 class FakeNode:
-    """An agent as the protocol has it, written without looking at ours: it says all that it is, whenever that changes."""
+    """An agent that follows the protocol, written without looking at ours: it reports all its state on every change."""
 
     node_id: str
     host: str
     size: int
     preferred: int | None
     starts: m.Starts = m.Starts.COLD
-    # ready, busy, failed (its workers are being stopped), stopping (its workers are, for the next round), awaiting (the
+    # ready, busy, failed (its workers are being stopped), stopping (likewise, for the next round), awaiting (the
     # answer to a failure), finished, ended; away: crashed or left
     phase: str = "ready"
-    is_given_up: bool = False  # it did not get its workers stopped in time
-    is_replaced: bool = False  # another came in its name: its workers are told to end, and no node waits for that
+    is_given_up: bool = False  # its workers were not stopped in time
+    is_replaced: bool = False  # another agent took its name: its workers must end, and no node waits for that
     round: int = 0
-    assigned: m.Assigned | None = None  # of that round
+    assigned: m.Assigned | None = None  # in that round
     has_failed: bool = False  # in that round
     is_in_place: bool = False  # its workers leave that round, and keep their processes
-    shown_starts: m.Starts = m.Starts.COLD  # as its status has it
+    shown_starts: m.Starts = m.Starts.COLD  # as in its status
     ready_count: int = 0
     prepared_count: int = 0
-    is_known: bool = False  # it has said something
-    told_count: int = 0  # of restarts, when it heard of its round's end
+    is_known: bool = False  # it has reported something
+    told_count: int = 0  # restart count, when it learned that its round had ended
     up: deque[Event] = field(default_factory=deque)
     down: deque[m.LeaderMessage] = field(default_factory=deque)
 
     def say_ready(self) -> None:
         self.phase = "ready"
         if self.round and self.starts is m.Starts.PREPARING:
-            self.starts = m.Starts.COLD  # it has had its time
+            self.starts = m.Starts.COLD  # it had enough time
         self.shown_starts, self.is_in_place = m.Starts.READY if self.is_in_place else self.starts, False
         self.ready_count += 1
         self.report()
@@ -120,7 +120,7 @@ class FakeNode:
                 self.is_in_place = message.in_place and self.phase in {"busy", "failed", "stopping"}
                 if self.phase in {"busy", "failed"}:
                     self.phase = "stopping"
-                elif self.phase in {"stopping", "ready"}:  # again, if it costs nothing after all
+                elif self.phase in {"stopping", "ready"}:  # again, if it is not charged after all
                     assert self.is_given_up or message.restart_count < self.told_count, (
                         f"interrupted while {self.phase}"
                     )
@@ -144,14 +144,14 @@ class FakeNode:
 
 
 class Word(StrEnum):
-    """What is new in a status: its node sends one whenever one thing has changed."""
+    """The news in a status: its node sends one whenever something changes."""
 
     READY = auto()
     PREPARED = auto()
     FAILED = auto()
     SUCCEEDED = auto()
     LEFT = auto()
-    LOST = auto()  # that is not said, but seen
+    LOST = auto()  # not reported, but noticed
     NOTHING = auto()
 
 
@@ -175,7 +175,7 @@ def word_of(event: Event, before: m.Status | None) -> Word:
 
 @dataclass
 class World:
-    """A coordinator, nodes and wires, with books of their own."""
+    """A coordinator, nodes and connections, with independent bookkeeping."""
 
     core: Coordinator
     nodes: dict[str, FakeNode] = field(default_factory=dict)
@@ -183,20 +183,20 @@ class World:
     round: int = 0
     participants: tuple[str, ...] = ()
     paid: int = 0
-    failures: dict[str, float] = field(default_factory=dict)  # of this round: when each node's first was heard
+    failures: dict[str, float] = field(default_factory=dict)  # this round's: when each node's first one arrived
     losses: list[tuple[float, str, str, bool]] = field(default_factory=list)  # when, node, how, had it work to do
     free_at: float | None = None  # when something else ended the round
-    done: set[str] = field(default_factory=set)  # nodes that have finished
-    known_ready: set[str] = field(default_factory=set)  # nodes whose last word to the coordinator was Ready
+    done: set[str] = field(default_factory=set)  # finished nodes
+    known_ready: set[str] = field(default_factory=set)  # nodes whose last report to the coordinator was Ready
     ahead: set[str] = field(
         default_factory=set
     )  # of these, those that were asked to start ahead, and have not answered
-    members: set[str] = field(default_factory=set)  # nodes it knows of
-    holders: dict[int, str] = field(default_factory=dict)  # rank to the node that asked for it last
+    members: set[str] = field(default_factory=set)  # known nodes
+    holders: dict[int, str] = field(default_factory=dict)  # rank to the node that requested it last
     verdict: m.Ended | None = None
-    said: dict[str, m.Status] = field(default_factory=dict)  # the last that was heard of each node, without ages
+    said: dict[str, m.Status] = field(default_factory=dict)  # each node's last report, without ages
     failed_at: dict[tuple[str, int], float] = field(default_factory=dict)  # by node and round
-    word: Word = Word.NOTHING  # what the event says that is told now
+    word: Word = Word.NOTHING  # the news in the current event
 
     def tell(self, event: Event) -> None:
         self.check_fence(event)
@@ -206,7 +206,7 @@ class World:
         was_running = self.core.phase == "running"
         before, version = self.core.state(self.now), self.core.version
         sends = self.core.handle(event, self.now)
-        assert self.core.version > version or self.core.state(self.now) == before, "the log is told what it keeps"
+        assert self.core.version > version or self.core.state(self.now) == before, "the log learns of each change"
         if (
             was_running
             and self.core.phase == "forming"
@@ -248,22 +248,22 @@ class World:
                 assert message.restart_count - self.paid in {0, 1}
                 assert send.node_id in self.participants
             case m.Settled() | m.Waiting(kind=m.WaitKind.GIVEN_UP):
-                assert send.node_id in self.known_ready | set(self.participants), "as it begins, or a moment before"
+                assert send.node_id in self.known_ready | set(self.participants), "as it begins, or just before"
             case m.Waiting():
                 self.check_waiting(send, sends, event, is_spare=message.kind is m.WaitKind.SPARE)
             case m.Ended(outcome=m.Outcome.REPLACED):
                 assert self.word is Word.READY and send.node_id == replaced
-                self.nodes[send.node_id].up.clear()  # its connection is closed, with what it has yet to say
+                self.nodes[send.node_id].up.clear()  # its connection is closed, and pending messages are lost
             case m.Ended():
                 if message.outcome is m.Outcome.FAILED and self.verdict is None:
                     assert self.is_charged and self.paid == self.core.policy.max_restarts
                 self.verdict = self.verdict or message
                 assert message == self.verdict, "two verdicts"
             case m.Assigned():
-                pass  # `check_round` has looked at all of them
+                pass  # `check_round` has checked them all
 
     def check_waiting(self, send: Send, sends: list[Send], event: Event, *, is_spare: bool) -> None:
-        # Once when it comes, and once for each round that it has no part in.
+        # Once when it arrives, and once for each round without it.
         comes = self.word is Word.READY and node_of(event) == send.node_id
         assert not is_spare or comes or any(isinstance(other.message, m.Assigned) for other in sends)
         assert sum(send == other for other in sends) == 1, "told once"
@@ -272,7 +272,7 @@ class World:
 
     @property
     def is_charged(self) -> bool:
-        """Whether the end of the round is a failure's doing, and no loss's: the rule, in a few words."""
+        """Whether a failure and not a loss ended the round: the rule, in a few lines."""
         if not self.failures:
             return False
         node, first = min(self.failures.items(), key=lambda each: each[1])
@@ -283,7 +283,7 @@ class World:
         return self.free_at is None or first < self.free_at
 
     def replaced_by(self, event: Event) -> str | None:
-        """The node whose place an agent takes, by the rank that both ask for."""
+        """The node that an agent replaces, because both request the same rank."""
         if not isinstance(event, Reported) or not event.is_new or self.verdict is not None:
             return None
         if event.node.preferred_rank is None:
@@ -359,7 +359,7 @@ class World:
             if node_id in heard and rank < len(heard):
                 assert by_rank[rank] == node_id, "a survivor lost its rank"
         survivors = set(self.participants) & self.known_ready
-        assert survivors <= set(heard), "a survivor had to give way"
+        assert survivors <= set(heard), "a survivor lost its place"
         self.participants = tuple(by_rank)
         self.known_ready -= set(heard)
         self.ahead -= set(heard)
@@ -370,7 +370,7 @@ class World:
             self.tell(self.aged(event))
 
     def aged(self, event: Event) -> Event:
-        """What a node reports, with the age of its failure: it says how old that is as it is heard."""
+        """A node's report, with the age of its failure at the time of arrival."""
         if not isinstance(event, Reported) or event.status.past.failure is None:
             return event
         past = event.status.past
@@ -388,7 +388,7 @@ class World:
 
     @property
     def is_agreed(self) -> bool:
-        """Every node that lives takes part in the round, or is a spare, or knows the end."""
+        """Every live node is in the round, is a spare, or knows the verdict."""
         living = [node for node in self.nodes.values() if node.lives]
         spares = [node for node in living if node.phase == "ready"]
         taking_part = [node for node in living if node.phase in {"busy", "finished"} and node.round == self.round]
@@ -400,7 +400,7 @@ class World:
 
 
 def node_of(event: Event) -> str:
-    """Whom an event is about; empty for a timer's."""
+    """The node of an event; empty for a timer's."""
     return event.node.node_id if isinstance(event, Reported) else getattr(event, "node_id", "")
 
 
@@ -489,7 +489,7 @@ class Cluster(RuleBasedStateMachine):
     @precondition(lambda self: self.nodes)
     @rule(data=st.data())
     def node_says_its_status_again(self, data: Any) -> None:
-        """As it does whenever something changes that no round depends on."""
+        """As happens whenever something changes that does not affect rounds."""
         node = self.some(data)
         assert node is not None
         node.report()
@@ -500,7 +500,7 @@ class Cluster(RuleBasedStateMachine):
         status = self.world.said[data.draw(st.sampled_from(sorted(self.world.said)))]
         self.world.check_fence(self.world.aged(Reported(status.node, status)))
 
-    # Wires and clocks.
+    # Connections and clocks.
 
     @precondition(lambda self: any(node.up for node in self.world.nodes.values()))
     @rule(data=st.data())
@@ -533,7 +533,7 @@ class Cluster(RuleBasedStateMachine):
         )
         self.world.tell(DeadlinePassed())
 
-    # What always holds.
+    # Invariants.
 
     @invariant()
     def the_budget_is_kept(self) -> None:
@@ -558,7 +558,7 @@ class Cluster(RuleBasedStateMachine):
             if world.is_agreed:
                 return
             deadline = world.core.deadline
-            assert deadline is not None, "no agreement, and nothing that would bring it"
+            assert deadline is not None, "no agreement, and nothing that would lead to one"
             world.now = max(world.now, deadline)
             world.tell(DeadlinePassed())
         raise AssertionError(f"no agreement after {DEADLINES_TO_AGREE} deadlines")
@@ -569,7 +569,7 @@ def ageless(status: m.Status) -> m.Status:
 
 
 def rounded(core: Coordinator) -> str:
-    """All of it as text: times that were reckoned in another way differ in their last digits."""
+    """Its whole state as text: times computed in another way differ in their last digits."""
     return re.sub(r"\d+\.\d+(e-\d+)?", lambda found: f"{float(found[0]):.6f}", repr(everything(core)))
 
 

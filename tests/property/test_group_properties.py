@@ -1,4 +1,4 @@
-"""The worker group in a fake world: workers, a coordinator, people and clocks that do what they like."""
+"""The worker group in a fake world: workers, a coordinator, people and clocks act at random."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from aelastic.spec import WorkerSpec
 from aelastic.workers.states import KILL_COUNT_MAX, Phase, WorkerState
 
 WORKERS = 3
-# Stopping is armed anew by the request itself, then by each SIGKILL; the next deadline is the end.  A leftover
-# that is waited for puts one more in front.
+# A stop request starts the stop deadline, and each SIGKILL restarts it; the next deadline is the end.  Waiting for a
+# leftover adds one more in front.
 DEADLINES_TO_THE_END = KILL_COUNT_MAX + 2
 FAILURE = ProcessFailure.from_elsewhere("host", 0, 0, 77, 1, "ValueError", "", 1000)
 HANGS = ProcessFailure.from_elsewhere("host", 0, 0, 77, -9, "timer 'step' expired", "", 1)
-# What no other worker is stopped with.
+# Used to stop no other worker.
 HANGS_WITH = signal.SIGUSR1
 VERDICTS = [Ended(Outcome.FAILED, decided.refused(3), FAILURE), Ended(Outcome.SUCCEEDED, decided.SUCCEEDED)]
 
 
 class FakeWorld(RuleBasedStateMachine):
-    """Carries out what is asked, answers only that, and keeps its own books."""
+    """Carries out actions, answers only those, and keeps its own books."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ class FakeWorld(RuleBasedStateMachine):
         self.now = 0.0
         self.alive: dict[tuple[int, int], str] = {}  # generation and local rank: "runs", or "left something behind"
         self.past: list[ev.Event] = []  # events of workers, each delivered once
-        self.generation = 0  # the last that was started
-        self.spawned: set[int] = set()  # generations that the back end told of
+        self.generation = 0  # the last one started
+        self.spawned: set[int] = set()  # generations that the back end reported
         self.is_starting = self.is_cancelled = False  # the last generation
         self.round = 0
         self.is_ready = self.is_ended = False
         self.lefts = 0
-        self.is_interrupted = True  # the coordinator has ended the current round, or there is none
+        self.is_interrupted = True  # the coordinator has ended the current round, or there is no round
         self.told_failures: list[int] = []
         self.told_successes: list[int] = []
         self.finished: list[ev.Finish] = []
@@ -58,11 +58,11 @@ class FakeWorld(RuleBasedStateMachine):
         self.stop_requests = 0
         self.real_failures = 0
         self.failed: set[int] = set()  # local ranks that failed in this generation
-        self.signalled: set[int] = set()  # those that were asked to end, and not for what they did themselves
-        self.unhealthy: set[int] = set()  # those that count as failed while they live
+        self.signalled: set[int] = set()  # those that were asked to exit, but not for being unhealthy
+        self.unhealthy: set[int] = set()  # those treated as failed while they are alive
         self.stops_for = ""  # "a failure", or "something else"
 
-    # Carrying out.
+    # Actions.
 
     def tell(self, event: ev.Event) -> None:
         for action in self.group.handle(event, self.now):
@@ -72,7 +72,7 @@ class FakeWorld(RuleBasedStateMachine):
     def carry_out(self, action: Any) -> None:
         match action:
             case ev.Join():
-                assert not self.alive and not self.is_starting, "ready while workers live, or may begin to"
+                assert not self.alive and not self.is_starting, "ready while workers are alive, or may start"
                 assert not self.is_ready and not self.lefts, "ready twice, or after leaving"
                 self.is_ready = True
             case ev.Spawn(generation, assigned):
@@ -100,7 +100,7 @@ class FakeWorld(RuleBasedStateMachine):
                 self.told_successes.append(round_)
             case ev.TellLeft():
                 self.lefts += 1
-                assert self.lefts <= 2, "told once when asked to, and once more when giving up"
+                assert self.lefts <= 2, "told once when asked to leave, and once more when giving up"
             case ev.Finish():
                 self.finished.append(action)
             case _:
@@ -114,14 +114,14 @@ class FakeWorld(RuleBasedStateMachine):
             assert (stop.generation, rank) in self.alive, "a signal for no worker"
             assert stop.signum == signal.SIGKILL or self.alive[stop.generation, rank] == "runs"
         if stop.signum == HANGS_WITH:
-            assert local_ranks <= self.unhealthy, "a signal for others than it was meant for"
+            assert local_ranks <= self.unhealthy, "a signal for workers that it was not meant for"
             return
-        assert stop.signum == signal.SIGKILL or not local_ranks & self.unhealthy, "asked to end in two ways"
+        assert stop.signum == signal.SIGKILL or not local_ranks & self.unhealthy, "asked to exit in two ways"
         self.signalled |= local_ranks - self.unhealthy
 
     @property
     def hears(self) -> bool:
-        """Whether the coordinator still speaks to this node, which may not have processed that it left."""
+        """Whether the coordinator still talks to this node, perhaps because it has not processed the departure yet."""
         return not self.is_ended and not self.finished
 
     def changes_nothing(self, event: ev.Event) -> None:
@@ -129,7 +129,7 @@ class FakeWorld(RuleBasedStateMachine):
         assert self.group.handle(event, self.now) == []
         assert everything(self.group) == before
 
-    # What happens.
+    # Events.
 
     @initialize()
     def start(self) -> None:
@@ -170,7 +170,7 @@ class FakeWorld(RuleBasedStateMachine):
     @rule()
     def back_end_tells(self) -> None:
         self.is_starting = False
-        if not self.finished:  # else the run kills at once what starts all the same
+        if not self.finished:  # otherwise the run kills at once whatever still starts
             self.alive = {(self.generation, rank): "runs" for rank in range(WORKERS)}
         self.spawned.add(self.generation)
         event = ev.Spawned(self.generation, {rank: 100 * self.generation + rank for rank in range(WORKERS)})
@@ -189,7 +189,7 @@ class FakeWorld(RuleBasedStateMachine):
 
     def exit(self, generation: int, rank: int, *, fails: bool) -> ev.Exited:
         self.alive[generation, rank] = "left something behind"
-        fails = fails and rank not in self.signalled  # what it says then is not told
+        fails = fails and rank not in self.signalled  # later reports are ignored
         if fails and rank not in self.unhealthy:
             self.fail(rank)
         return ev.Exited(generation, rank, FAILURE if fails else None)
@@ -202,7 +202,7 @@ class FakeWorld(RuleBasedStateMachine):
     @precondition(lambda self: "runs" in self.alive.values())
     @rule(data=st.data())
     def workers_hang(self, data: Any) -> None:
-        """Mostly several do, since they wait for each other."""
+        """Usually several, since they wait for each other."""
         running = sorted(worker for worker, how in self.alive.items() if how == "runs")
         for generation, rank in data.draw(st.lists(st.sampled_from(running), min_size=1, unique=True)):
             self.find_unhealthy(generation, rank)
@@ -217,7 +217,7 @@ class FakeWorld(RuleBasedStateMachine):
         self.fail(rank)
         self.past.append(event)
         self.tell(event)
-        failed = self.group.exits.failed[rank]  # with the rank that it has in this round
+        failed = self.group.exits.failed[rank]  # with its rank in this round
         assert failed.replace(rank=HANGS.rank, world_size=HANGS.world_size) == HANGS
 
     @precondition(lambda self: "left something behind" in self.alive.values())
@@ -235,7 +235,7 @@ class FakeWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.generation in self.spawned and "runs" in self.alive.values())
     @rule(fails=st.booleans())
     def all_workers_end(self, fails: bool) -> None:
-        """A shortcut: a random walk alone rarely comes to the next generation."""
+        """A shortcut: a random walk alone rarely reaches the next generation."""
         for generation, rank in sorted(w for w, how in self.alive.items() if how == "runs"):
             self.tell(self.exit(generation, rank, fails=fails))
         for generation, rank in sorted(self.alive):
@@ -266,7 +266,7 @@ class FakeWorld(RuleBasedStateMachine):
     def deadline_passes(self) -> None:
         assert self.group.deadline is not None
         self.now = max(self.now, self.group.deadline)
-        self.stops_for = self.stops_for or "something else"  # a leftover, which is no failure
+        self.stops_for = self.stops_for or "something else"  # a leftover, which is not a failure
         self.tell(ev.DeadlinePassed())
 
     @precondition(lambda self: self.group.deadline is None or self.now < self.group.deadline)
@@ -308,7 +308,7 @@ class FakeWorld(RuleBasedStateMachine):
     def stale_interruption(self, data: Any) -> None:
         self.changes_nothing(Interrupted(data.draw(st.integers(0, self.round - 1)), decided.restart()))
 
-    # What always holds.
+    # Invariants.
 
     @invariant()
     def books_agree(self) -> None:
@@ -368,7 +368,7 @@ class FakeWorld(RuleBasedStateMachine):
         for _ in range(DEADLINES_TO_THE_END):
             if group.is_done:
                 return
-            assert group.deadline is not None, f"{group.phase} would wait for ever"
+            assert group.deadline is not None, f"{group.phase} would wait forever"
             group.handle(ev.DeadlinePassed(), group.deadline)
         assert group.is_done, f"still {group.phase} after {DEADLINES_TO_THE_END} deadlines"
 

@@ -1,4 +1,4 @@
-"""Whatever comes in at a port, and whatever is done to what two agents say: nothing gets in that an agent did not say."""
+"""Any input at a port, and any change to the messages of two agents: only what an agent sent gets through."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aelastic.rdzv.protocol.seals import ForeignError, sign, verify
 KEY, OTHER = Key(b"k" * 32, "run"), Key(b"o" * 32, "run")
 GREETING = Handshake([KEY], PROTOCOL, "member", b"g" * NONCE_BYTES, is_client=True).begin()
 FETCH = r.Fetch("a", "f", r.What.STATUS)
-COUNT = 5  # messages that an honest agent says
+COUNT = 5  # messages that an honest agent sends
 
 
 def server(nonce: bytes = b"s" * NONCE_BYTES) -> Handshake:
@@ -139,7 +139,7 @@ def test_of_what_an_agent_says_a_beginning_comes_in_whatever_is_done_on_the_way(
     heard = []
     try:
         for message in decoder.feed(done_to(frames, deeds)):
-            heard.append(message)  # noqa: PERF402  what came before the error counts
+            heard.append(message)  # noqa: PERF402  messages before the error count
     except (ProofError, WireError):
         pass  # the connection ends
     assert heard == said[: len(heard)]

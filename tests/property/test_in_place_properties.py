@@ -1,4 +1,4 @@
-"""Recovery in place, in a fake world that keeps its own books of processes, rounds and charges."""
+"""Recovery in place, in a fake world with its own books of processes, rounds and charges."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aelastic.workers.states import KILL_COUNT_MAX, Phase
 
 WORKERS = 3
 FAILURE = ProcessFailure.from_elsewhere("host", 0, 0, 77, 1, "ValueError", "", 1000)
-# A stop arms the deadline; each SIGKILL arms it again.
+# A stop starts the deadline; each SIGKILL restarts it.
 INTERRUPTIBLE = {Phase.PREPARING, Phase.RUNNING, Phase.LEAVING, Phase.STOPPING, Phase.AWAITING, Phase.BARRIER}
 DEADLINES_TO_THE_END = KILL_COUNT_MAX + 2
 
@@ -33,26 +33,26 @@ class Process:
     def __init__(self, number: int) -> None:
         self.number = number
         self.is_alive = True
-        self.round = -1  # the one that it is in; -1: it is at the safe point, or has not been there
-        self.left = -1  # the last one that it was in
+        self.round = -1  # its current round; -1: at the safe point, or not there yet
+        self.left = -1  # the last round that it was in
         self.is_at_safe_point = self.is_leaving = self.is_done = self.may_end = False
 
 
 class InPlaceWorld(RuleBasedStateMachine):
-    """Carries out what the group asks for, and answers only that."""
+    """Carries out the group's actions, and answers only those."""
 
     def __init__(self) -> None:
         super().__init__()
         self.group = WorkerGroup(WorkerSpec(entrypoint="x", local_world_size=WORKERS))
         self.now = 0.0
         self.generation = self.round = 0
-        self.processes: dict[int, Process] = {}  # by local rank: alive, or not cleared
+        self.processes: dict[int, Process] = {}  # by local rank: alive, or not cleaned up
         self.to_start: list[ev.Replace] = []
         self.is_starting = False  # a generation
         self.is_ready = False  # for the next round
         self.is_over = True  # the round
-        self.charged: list[int] = []  # rounds of which a failure was told
-        self.kept: dict[int, int] = {}  # process numbers of the survivors of the round that is over, by local rank
+        self.charged: list[int] = []  # rounds with a reported failure
+        self.kept: dict[int, int] = {}  # process numbers of the last round's survivors, by local rank
         self.stop_requests = 0
         self.is_finished = False
 
@@ -60,12 +60,12 @@ class InPlaceWorld(RuleBasedStateMachine):
         for action in self.group.handle(event, self.now):
             self.carry_out(action)
 
-    def carry_out(self, action: Any) -> None:  # noqa: C901, PLR0912  a case for each action
+    def carry_out(self, action: Any) -> None:  # noqa: C901, PLR0912  one case per action
         match action:
             case ev.Join(are_ready=are_ready):
-                known = [*self.processes.values()]  # the end of one may not be known yet
+                known = [*self.processes.values()]  # the end of one may be unknown yet
                 is_in_place = len(known) == WORKERS and all(each.is_at_safe_point for each in known)
-                assert is_in_place or not self.processes, "ready while workers are in a round, or on their way"
+                assert is_in_place or not self.processes, "ready while workers are in a round, or on their way to one"
                 assert are_ready == (is_in_place and not self.group.in_place.is_worn_out)
                 assert not self.to_start and not self.is_starting
                 self.is_ready = self.is_over = True
@@ -94,12 +94,12 @@ class InPlaceWorld(RuleBasedStateMachine):
                     process.is_leaving, process.is_done = True, False
                 self.kept = {rank: self.processes[rank].number for rank in local_ranks}
             case ev.Replace(_, local_rank, number):
-                assert local_rank not in self.processes, "replaced while something of the last process is left"
+                assert local_rank not in self.processes, "replaced while the last process has not been cleaned up"
                 assert all(each.local_rank != local_rank for each in self.to_start), "replaced twice"
                 assert number > self.kept.get(local_rank, 0) - 1
                 self.to_start.append(action)
             case ev.Release():
-                assert all(each.is_done for each in self.processes.values()), "let go before all are done"
+                assert all(each.is_done for each in self.processes.values()), "released before all are done"
                 for process in self.processes.values():
                     process.may_end = True
             case ev.TellOptedIn(round_):
@@ -109,16 +109,16 @@ class InPlaceWorld(RuleBasedStateMachine):
                 at_safe_point = [each for each in self.processes.values() if each.is_at_safe_point]
                 is_worn_out = self.group.in_place.is_worn_out
                 assert len(at_safe_point) == WORKERS * (are_ready or is_worn_out), (
-                    "told as ready, and not at the safe point"
+                    "reported as ready, but not at the safe point"
                 )
-                assert self.is_ready and self.is_over, "a round has taken this node in"
+                assert self.is_ready and self.is_over, "this node is in the round"
             case ev.TellFailed(round_):
-                assert round_ == self.round and round_ not in self.charged, "one charge a round"
+                assert round_ == self.round and round_ not in self.charged, "one charge per round"
                 self.charged.append(round_)
             case ev.TellSucceeded():
                 assert not self.processes
             case ev.Stop(_, local_ranks, signum):
-                starting = {each.local_rank for each in self.to_start}  # SIGKILL is for all of which something is left
+                starting = {each.local_rank for each in self.to_start}  # SIGKILL is for every rank that has leftovers
                 for rank in set(local_ranks) - starting:
                     assert rank in self.processes, "a signal for no worker"
                     if signum == signal.SIGKILL:
@@ -136,7 +136,7 @@ class InPlaceWorld(RuleBasedStateMachine):
             process.is_alive = False
             self.pending.append((rank, failure))
 
-    pending: list[tuple[int, ProcessFailure | None]]  # ends that the group has not heard of
+    pending: list[tuple[int, ProcessFailure | None]]  # ends that the group does not know of
 
     @initialize(opt_in=st.sampled_from([True, True, True, False]))
     def start(self, opt_in: bool) -> None:
@@ -198,7 +198,7 @@ class InPlaceWorld(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_starting and bool(self.processes))
     @rule()
     def all_that_can_come_to_the_safe_point(self) -> None:
-        """A shortcut: a random walk alone rarely comes to the next round."""
+        """A shortcut: a random walk alone rarely reaches the next round."""
         while self.to_start:
             self.a_replacement_is_started()
         for rank in sorted(self.processes):
@@ -207,7 +207,7 @@ class InPlaceWorld(RuleBasedStateMachine):
     @precondition(lambda self: any(each.round >= 0 for each in self.processes.values()))
     @rule(rank=st.integers(0, WORKERS - 1), what=st.sampled_from(["shares"] * 4 + ["is done"] * 3 + ["lost"]))
     def a_worker_says(self, rank: int, what: str) -> None:
-        """It has the state, is done, or, seldom, there is no state."""
+        """It has the state, is done, or, rarely, reports that there is no state."""
         process = self.processes.get(rank)
         if process is None or not process.is_alive or process.round < 0 or process.is_done:
             return
@@ -296,7 +296,7 @@ class InPlaceWorld(RuleBasedStateMachine):
             assert rank in self.processes and (self.processes[rank].is_alive or rank in unseen), "a survivor is gone"
 
     def teardown(self) -> None:
-        """After a stop the run ends, though no worker may ever end by itself."""
+        """After a stop the run ends, even if no worker exits by itself."""
         self.tell(ev.StopRequested())
         for _ in range(DEADLINES_TO_THE_END):
             if self.group.is_done:

@@ -1,4 +1,4 @@
-"""Whatever a peer says that is of the right types: it is refused, or the cores go on by their own rules."""
+"""Any message of a peer with valid types is refused, or the cores continue by their own rules."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from aelastic.rdzv.protocol.codec import DOWNWARD, PROTOCOL, UPWARD, Decoder, Wi
 FENCE = m.fence_of(TERM, 1)
 PAST = m.Past(m.NodePhase.FAILED, 1, TERM, FAILURE)
 SECOND = after(FIRST, *VOTERS)
-# One of each, true or nearly so; what is drawn differs from it in some places.
+# One message of each kind, valid or nearly so; drawn messages differ from it in some places.
 WELCOME = m.Plan(TERM, LEASE_S, of_log(committed=None))
 DECISIONS: list[Any] = [
     assigned(1), assigned(2, 1), interrupted(1), SUCCEEDED, m.Waiting("x"), m.StartAhead(),
@@ -78,7 +78,7 @@ UP: list[Any] = [
     WAITS.replace(past=BUSY, question=m.Hangs("a", 1, "x", 60.0, True, number=1), places=m.Saw("a", 1, (), 1)),
     r.Fetch("a", "a-2", r.What.STATUS), r.Fetched("a", "a", "a-2", "0", "x"),
 ]  # fmt: skip
-# What a supervisor has to say, at any moment.
+# A supervisor's messages, at any moment.
 SUBMITTED: list[Any] = [
     m.Ready(NODE), m.Failed("me", 1, FAILURE), m.Succeeded("me", 1), m.Prepared("me", m.Starts.READY), m.OptedIn("me", 1),
     m.Hangs("me", 1, "x", 60.0, True), m.Hangs("me", 1, "x", 60.0, True, is_last=True), m.Saw("me", 1, ()),
@@ -96,7 +96,7 @@ ODD = st.sampled_from(
 
 @st.composite
 def strange(draw: st.DrawFn, words: list[Any]) -> Any:
-    """A message as it comes out of the decoder; `None` if that refuses it."""
+    """A message as it comes out of the decoder; `None` if the decoder refuses it."""
     value = json.loads(encode(draw(st.sampled_from(words)))[4:])
     for _ in range(draw(st.integers(0, 3))):
         where: Any = value[1]
@@ -146,7 +146,7 @@ def test_a_member_bears_what_a_leader_says(make: Any, said: list[Any]) -> None:
 
 
 def told(actions: list[Any]) -> None:
-    """Another agent takes what comes of it."""
+    """Checks that another agent accepts the resulting messages."""
     for action in actions:
         if isinstance(action, ev.Send):
             (again,) = Decoder(UPWARD).feed(encode(action.message))
@@ -154,7 +154,7 @@ def told(actions: list[Any]) -> None:
 
 
 def submit(story: Story, event: ev.Submitted) -> None:
-    """A supervisor says it, where it can: workers have ended, or run."""
+    """Submits a supervisor's message where it is possible: workers have ended, or are running."""
     phase = story.core.state.phase
     if isinstance(event.message, m.Ready) and phase in {m.NodePhase.BUSY, m.NodePhase.FINISHED}:
         return
@@ -180,7 +180,7 @@ def test_a_hang_may_be_told_on_any_connection_before_anything_is_heard_on_it(pla
 
 
 def answer_for(story: Story) -> None:
-    """What was asked is answered."""
+    """Answers pending questions."""
     core = story.core
     if core.sight.is_asked:
         cell = stored("other", TERM + 1, renewals=int(story.now))
@@ -208,8 +208,8 @@ def test_a_leader_bears_what_a_node_says(make: Any, said: list[Any]) -> None:
             continue
         told = [each.message for each in term.tell(sev.Received(conn, what)) if isinstance(each, sev.Say)]
         for message in (*told, *term.plans.values()):
-            if type(message).__name__ in DOWNWARD:  # else it is a part of a plan
-                (again,) = Decoder(DOWNWARD).feed(encode(message))  # another agent takes what comes of it
+            if type(message).__name__ in DOWNWARD:  # otherwise it is a part of a plan
+                (again,) = Decoder(DOWNWARD).feed(encode(message))  # another agent accepts the result
                 assert again == message
         if term.leader.deadline is not None:
             term.now = max(term.now, term.leader.deadline)

@@ -1,4 +1,4 @@
-"""The coordinator of one node, beside that of many in a job of one node: they say the same."""
+"""A single node's coordinator, compared with the general one in a job of one node: they send the same messages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def failure(rank: int, *, is_final: bool, exitcode: int = 1, line: int = 0) -> P
     return found.replace(message="KeyError: 1", traceback=text) if line else found
 
 
-@cache  # what it builds is validated when it is first drawn from
+@cache  # its contents are validated when it is first drawn from
 def messages(last_round: int, last_notice: int) -> st.SearchStrategy[m.NodeMessage]:
     round_ = st.sampled_from([last_round, max(last_round - 1, 0)])
     notice_id = st.sampled_from([last_notice, max(last_notice - 1, 0)])
@@ -58,7 +58,7 @@ def messages(last_round: int, last_notice: int) -> st.SearchStrategy[m.NodeMessa
         st.builds(m.Saw, st.just(ME), round_, st.lists(st.sampled_from(PLACES), unique=True).map(tuple)),
         st.builds(m.Prepared, st.just(ME), st.sampled_from(m.Starts)),
         st.builds(m.OptedIn, st.just(ME), round_),
-        st.just(m.Ready(NODE)),  # its workers were started anew
+        st.just(m.Ready(NODE)),  # its workers were started again
         st.builds(
             r.Ask, st.just(ME), st.sampled_from(["a", "b", "c"]), st.sampled_from(r.Verb), st.sampled_from(["", "else"]),
             st.sampled_from([0.0, 60.0]), st.just("spot"), round_, st.booleans(), st.booleans(),
@@ -71,7 +71,7 @@ def messages(last_round: int, last_notice: int) -> st.SearchStrategy[m.NodeMessa
 
 
 def without_number(message: m.LeaderMessage) -> m.LeaderMessage:
-    """A node far away knows questions apart by their numbers; here none is asked before the last is answered."""
+    """Removes numbers: a remote node tells questions apart by them; here, only one question is open at a time."""
     return message.replace(number=0) if isinstance(message, m.Look | m.Compared) else message
 
 
@@ -94,15 +94,15 @@ def test_one_node_hears_what_it_would_hear_of_the_coordinator_of_many(
             else data.draw(messages(many.round, many.drain.notice_id), "message")
         )
         if isinstance(message, r.Frozen) and not many.drain.is_on:
-            continue  # a node that was held by a coordinator before: here is none
+            continue  # it needs a node held by an earlier coordinator, and there is none here
         if many.is_closed and isinstance(message, m.Ready):
-            job.nodes.goes(ME)  # it comes back on another connection: on this one it has read the verdict
+            job.nodes.goes(ME)  # it comes back on another connection, as it has read the verdict on this one
         if isinstance(message, r.Ask):
-            job.handle(job.nodes.says(ME), now)  # it has read the answers so far: an id may come again
+            job.handle(job.nodes.says(ME), now)  # it has read all answers so far, so an id may be reused
         told = [without_number(send.message) for send in job.handle(message, now)]
         if leaves := [i for i, each in enumerate(told) if isinstance(each, r.Notice) and each.stage is r.Stage.LEAVE]:
             assert one.handle(message, now) in (told, told[: leaves[0] + 1]), message
-            return  # it is gone: of what follows it hears nothing
+            return  # it has left, and gets no later messages
         assert one.handle(message, now) == told, message
         is_ready = any(isinstance(each, m.Interrupted) for each in told) or (
             many.is_closed and data.draw(st.booleans(), "it comes back")

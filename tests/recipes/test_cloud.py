@@ -1,4 +1,4 @@
-"""`deploy/cloud`: `start.sh` and `notice.py` with metadata servers that are stood in for; shell scripts are checked."""
+"""`deploy/cloud`: `start.sh` and `notice.py` with fake metadata servers; checks of the shell scripts."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def metadata(request: pytest.FixtureRequest) -> Iterator[Metadata]:
 
 @pytest.fixture
 def said(metadata: Metadata) -> Iterator[list[str]]:
-    """The lines of the program, as they come."""
+    """The program's lines as they arrive."""
     lines = list[str]()
     env = {
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": f"http://{metadata.at}", "GCE_METADATA_HOST": metadata.at,
@@ -159,9 +159,9 @@ def test_a_notice_is_said_once_also_by_a_service_in_trouble_and_when_it_is_withd
     (line,) = said
     verb, seconds, reason = line.split()
     assert (verb, reason) == ("drain", "spot")
-    if metadata.cloud == "google":  # which names no time
+    if metadata.cloud == "google":  # it announces no time
         assert seconds == "25"
-    else:  # some of the hour has passed, and no test takes half an hour
+    else:  # part of the hour has passed, and no test takes half an hour
         assert LEFT.total_seconds() / 2 < int(seconds) <= LEFT.total_seconds()
     metadata.state = "nothing"
     wait_for("that it is withdrawn", lambda: said[1:])
@@ -169,7 +169,7 @@ def test_a_notice_is_said_once_also_by_a_service_in_trouble_and_when_it_is_withd
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("metadata", ["aws"], indirect=True)  # all are asked by one function
+@pytest.mark.parametrize("metadata", ["aws"], indirect=True)  # one function queries all of them
 def test_a_service_that_does_not_answer_is_asked_again(metadata: Metadata, said: list[str]) -> None:
     metadata.state = "notice"
     wait_for("the notice", lambda: said)
@@ -177,7 +177,7 @@ def test_a_service_that_does_not_answer_is_asked_again(metadata: Metadata, said:
     wait_for("it asks", lambda: metadata.asked > before)
     metadata.state = "notice"
     asked_again(metadata)
-    assert len(said) == 1, "that it cannot be asked calls nothing off"
+    assert len(said) == 1, "a failed query cancels nothing"
 
 
 @pytest.mark.parametrize("args", [[], ["ibm"]])

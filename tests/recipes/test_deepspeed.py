@@ -1,4 +1,4 @@
-"""DeepSpeed's own launcher, which has no restarts, with aelastic below it, on this machine."""
+"""DeepSpeed's own launcher, which has no restarts, with aelastic underneath, on this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from kit.servers.recipes import python_with
 
 LIMIT_S = 200.0
-# No engine: on CPUs its own communication is compiled when it is first used, which takes a minute and more.
+# Without an engine: on CPUs, DeepSpeed compiles its communication on first use, which takes more than a minute.
 WORKER = """
 import os, signal, sys
 

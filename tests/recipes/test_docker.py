@@ -1,6 +1,6 @@
 """`deploy/docker/Dockerfile` without docker: its steps are carried out, and its first process is PID 1 of a namespace.
 
-`kit.servers.images` says what a container is here: no network of its own, no limits of memory; its root is read-only.
+Containers here (see `kit.servers.images`) have no network of their own and no memory limits; their root is read-only.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ rest()
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
-    """Its base has torch and the rest: those of this environment."""
+    """Its base has this environment's torch and other packages."""
     base = str(Path(anyio.__file__).parents[1])
     image = Image(tmp_path_factory.mktemp("image"))
     image.build(ROOT / "deploy" / "docker" / "Dockerfile", PYTHONPATH=base)
@@ -79,7 +79,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
 
 @pytest.fixture
 def container(image: Image, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Container]:
-    """One that runs two workers of the code that is the fixture's parameter."""
+    """A container with two workers that run the code in the fixture's parameter."""
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace" / "train.py").write_text(PREAMBLE + request.param)
     container = image.run(tmp_path / "workspace", "--standalone", "--nproc-per-node", "2", "train.py")

@@ -1,4 +1,4 @@
-"""Examples that need other people's programs: a service with FastAPI, a notebook, and tasks of Ray."""
+"""Examples that need other programs: a service with FastAPI, a notebook, and Ray tasks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.timeout(3 * LIMIT_S)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of the examples, with one script more."""
+    """A copy of the examples, with one more script."""
     copy_examples(tmp_path / "examples")
     folder = tmp_path / "examples"
     (folder / "train.py").write_text(PREAMBLE + TRAINING)
@@ -106,7 +106,7 @@ def test_a_service_refuses_what_cannot_be_starts_jobs_shows_and_stops_them_and_l
         assert service.ask("DELETE", "/jobs/3")[0] == 200
         wait_for("its end", lambda: "SIGTERM" in service.ask("GET", "/jobs/3")[1]["end"], LIMIT_S)
         assert service.job.stdout.count("saved") == 2
-        for number, wanted in enumerate(asked, 5):  # what its page and its docstring ask for
+        for number, wanted in enumerate(asked, 5):  # as its page and its docstring request
             assert service.ask("POST", "/jobs", **json.loads(wanted)) == (201, {"job": number})
             page = f"/jobs/{number}"
             wait_for("its end", partial(lambda page: service.ask("GET", page)[1]["end"], page), LIMIT_S)
@@ -157,7 +157,7 @@ NotebookClient(notebook, timeout=150).execute()
 print(json.dumps(["".join(each.get("text", "") for each in cell.get("outputs", ())) for cell in notebook.cells]))
 """
     command = [python_with("nbclient", "ipykernel"), "-c", program]
-    # A kernel that sees pytest's variable does not show what its children write.
+    # A kernel that sees pytest's variable does not show its children's output.
     env = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     env["HOME"] = str(tmp_path)
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -180,7 +180,7 @@ def test_agents_in_tasks_of_ray_train_together_and_restart_workers_as_the_page_s
     job = Job(folder / "job", command, env, cwd=folder)
     words = [f"rank {rank} of 2, restart 1" for rank in (0, 1)]
     try:
-        # While they run: Ray brings the output of tasks later, and what is on its way when the program ends is lost.
+        # While they run: Ray delivers the output of tasks late, and loses what is pending when the program ends.
         wait_for(
             lambda: f"restarted workers\n{job.story}",
             lambda: all(each in job.stdout for each in words) or job.process.poll() is not None,

@@ -1,4 +1,4 @@
-"""`deploy/slurm/train.sbatch` in a real Slurm: jobs that succeed, fail, are cancelled, put back, and run out of time."""
+"""`deploy/slurm/train.sbatch` in a real Slurm: jobs succeed, fail, are cancelled, requeued, and run out of time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kit.waiting import wait_for
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "train.sbatch"
 ONE_WORKER = "--export=ALL,NPROC_PER_NODE=1"
 
-# Counts from its last checkpoint; a stop makes it write one.  `finish` in its folder lets it end.
+# Counts from its last checkpoint, and writes one when stopped.  `finish` in its folder lets it end.
 TRAINING = """
 from pathlib import Path
 
@@ -91,7 +91,7 @@ def test_a_failed_worker_is_started_again_and_its_code_becomes_the_jobs(
     finish(cluster)
     job = cluster.submit(f"{ONE_WORKER},MAX_RESTARTS=1", SCRIPT, "train.py", f"fails-{fails}", fails)
     assert cluster.wait_end(job) == end, cluster.story(job)
-    # From 0, or from 1: the other worker saves where it is stopped before it has found its order to end.
+    # From 0, or from 1: the other worker saves at its current step before it has found the order to end.
     assert len(re.findall(r"begins at [01], restart 1", cluster.story(job))) == 2
 
 
@@ -110,7 +110,7 @@ def test_near_its_time_limit_or_put_back_a_job_saves_and_goes_on_from_there_late
     options = ("--time=60", "--signal=B:USR1@110")
     job = cluster.submit(*options, ONE_WORKER, SCRIPT, "train.py", "limit", "never")
     cluster.wait_output(job, "begins at 0", 2)
-    # Not before: Slurm looks each half minute only, so it tells a job that has so little time when that has just begun.
+    # Not earlier: Slurm checks every half minute, and would warn a job with so little time as soon as it has begun.
     cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=2")
     cluster.wait_output(job, f"job {job} goes back into the queue")
     cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=60")
@@ -142,7 +142,7 @@ for step in range(1, 100_000):
 def test_told_by_slurm_all_ranks_of_one_element_save_at_one_step_and_it_goes_back_but_the_others_do_not(
     cluster: Slurm,
 ) -> None:
-    """The last element of an array has the array's number: what is done to it is not done to the others."""
+    """The last array element has the array's own number, but actions on it don't affect the others."""
     (cluster.folder / "steps.py").write_text(PREAMBLE + STEPS)
     array = cluster.submit("--array=0-1", ONE_WORKER, SCRIPT, "steps.py")
     other, told = f"{array}_0", f"{array}_1"
@@ -163,7 +163,7 @@ def test_the_others_go_on_without_a_lost_node(cluster: Slurm) -> None:
     job = cluster.submit(f"{ONE_WORKER},MIN_NODES=1", SCRIPT, "train.py", "lost", "never")
     cluster.wait_output(job, " of 2 begins at 0", 2)
     for pid in cluster.processes(f"SLURM_JOB_ID={job}", "SLURM_NODEID=1"):
-        with suppress(ProcessLookupError):  # it has ended with the one before
+        with suppress(ProcessLookupError):  # it ended with the previous one
             os.kill(pid, signal.SIGKILL)
     cluster.wait_output(job, "rank 0 of 1 begins at 1")
     finish(cluster)
@@ -178,7 +178,7 @@ def watches(cluster: Slurm, node: str) -> bool:
 @in_slurm
 @pytest.mark.long
 def test_without_its_first_node_a_job_goes_back_into_the_queue(tmp_path: Path) -> None:
-    """Its batch script and its endpoint are gone, and `--no-kill` would have it wait for its time limit."""
+    """Its batch script and its endpoint are gone, and with `--no-kill` it would wait for its time limit."""
     (tmp_path / "train.py").write_text(PREAMBLE + TRAINING)
     with slurm(tmp_path, "SlurmdTimeout=5") as cluster:
         job = cluster.submit(f"{ONE_WORKER},MIN_NODES=1,WATCH_INTERVAL=1", SCRIPT, "train.py", "first", "never")

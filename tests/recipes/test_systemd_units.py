@@ -1,4 +1,4 @@
-"""The units in `deploy/systemd`: checked by systemd, and one run by a real systemd with an etcd that wants a password."""
+"""The units in `deploy/systemd`: checked by systemd, and one run by a real systemd with a password-protected etcd."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_systemd_finds_no_fault_with_a_unit(tmp_path: Path, name: str, unit: str
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """An etcd that lets in a user with a password."""
+    """An etcd that requires a user and a password."""
     with etcd(EtcdServer(distro_etcd(), tmp_path_factory.mktemp("etcd") / "data", [])) as server:
         for user in ("root", "training"):
             server.ask("/v3/auth/user/add", {"name": user, "password": PASSWORD})
@@ -85,7 +85,7 @@ def start(machine: Systemd, guarded: EtcdServer) -> Iterator[Start]:
 
 
 class Start:
-    """Starts the unit, with an output that is read."""
+    """Starts the unit, and reads its output."""
 
     def __init__(self, machine: Systemd, endpoint: str) -> None:
         self.machine, self.endpoint = machine, endpoint
@@ -94,7 +94,7 @@ class Start:
     def __call__(self, training: str, *settings: str, password: str = PASSWORD) -> subprocess.CompletedProcess[str]:
         self.count += 1
         own = [f"Standard{stream}=truncate:{OUTPUT}" for stream in ("Output", "Error")]
-        own.append("ProtectHome=no")  # this machine's Python may be in a home
+        own.append("ProtectHome=no")  # this machine's Python may be in a home directory
         self.machine.write(f"/units/{UNIT}.service.d/test.conf", "\n".join(["[Service]", *own, *settings, ""]))
         self.machine.write("/etc/aelastic/demo.env", ENV.format(endpoint=self.endpoint, training=training))
         self.machine.write("/etc/aelastic/demo.etcd-password", f"{password}\n", mode=0o600)
@@ -122,7 +122,7 @@ def test_a_unit_is_started_once_its_workers_run_and_stopped_once_they_have_saved
     assert done.returncode == 0, start.output + done.stderr
     wait_for("two workers", lambda: start.output.count("training 1500 False False") == 2)
     assert "round 1 | 2 ranks" in start.machine.show(UNIT)["StatusText"]
-    assert Key(SECRET.encode(), "demo").id in record_on(guarded), "what is on the endpoint is proved"
+    assert Key(SECRET.encode(), "demo").id in record_on(guarded), "the data at the endpoint is signed"
     assert start.machine.ctl("stop", UNIT).returncode == 0
     assert start.output.count("saved") == 2
     assert start.machine.show(UNIT)["Result"] == "success"

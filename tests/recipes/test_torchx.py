@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.all, pytest.mark.timeout(LIMIT_S + 50)]
 
 def torchx(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     bin_ = Path(python_with("torchx")).parent
-    # `aelastic` is beside this Python, where the other environment has no script of its own.
+    # `aelastic` is next to this Python, as the other environment has no script of its own.
     path = os.pathsep.join([str(bin_), os.path.dirname(sys.executable), os.environ["PATH"]])
     env = {**os.environ, "PATH": path}
     (folder / "train.py").write_text(WORKER)

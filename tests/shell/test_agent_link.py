@@ -1,4 +1,4 @@
-"""The link to the leader: what it tells the member, and what it does with what the member wants."""
+"""The link to the leader: what it passes to the member, and how it carries out the member's actions."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_agents_that_have_yet_to_hear_of_the_end_are_named_and_waited_for_
 
 
 async def test_a_connection_that_closes_before_it_has_its_number_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the member would wait some leases for an answer to a `Hello` that was never sent."""
+    """Otherwise the member would wait several leases for an answer to a `Hello` that was never sent."""
     mine = link()
 
     async def connect_and_lose(*_: Any) -> Stream:
@@ -138,7 +138,7 @@ async def test_a_connection_that_closes_before_it_has_its_number_has_failed(monk
 
     told = [await mine._mailbox.next(None) for _ in range(2)]
     lost = ev.ConnectionLost(0, "lost the leader: connection closed", Close.ORDERLY)
-    assert told[0] == lost, "no connection of the member's"
+    assert told[0] == lost, "not one of the member's connections"
     assert told[1] == ev.ConnectFailed(1, False, "the leader closed the connection at once")
 
 

@@ -1,4 +1,4 @@
-"""Folders for caches of workers: whose they are, and which are refused."""
+"""Cache folders of workers: who owns them, and which are refused."""
 
 from __future__ import annotations
 

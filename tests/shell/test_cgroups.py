@@ -1,4 +1,4 @@
-"""Out-of-memory kills, from made-up cgroups."""
+"""Out-of-memory kills, from fake cgroups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aelastic.base.host.usage import OomWatch
 
 
 class Cgroups:
-    """A made-up /proc/self/cgroup and /sys/fs/cgroup."""
+    """A fake /proc/self/cgroup and /sys/fs/cgroup."""
 
     def __init__(self, folder: Path, listing: str) -> None:
         self.proc, self.root = folder / "cgroup", folder / "sys"

@@ -1,4 +1,4 @@
-"""The control socket of an agent, with a job that is stood in for."""
+"""An agent's control socket, with a stand-in for the job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from aelastic.rdzv.protocol import requests as r
 
 
 class Job:
-    """What a door asks of a job."""
+    """The part of a job that a control socket uses."""
 
     def __init__(self) -> None:
         self.users = UserNames()
@@ -48,7 +48,7 @@ class Job:
 
 @asynccontextmanager
 async def opened(folder: Path, job: Job) -> AsyncIterator[Callable[[bytes], Any]]:
-    """A door, and what says something there and gives what is answered."""
+    """A control socket; yields a function that sends bytes to it and returns the answer."""
     door = Door(folder)
     door.open()
     (name,) = sockets.doors_in(folder)
@@ -107,7 +107,7 @@ async def test_a_user_whose_name_no_server_says_is_a_number_and_holds_up_nobody(
     answers, asked = threading.Event(), list[int]()
 
     def never(user: int) -> Any:
-        assert threading.current_thread().daemon, "neither the loop nor the end of the interpreter waits for it"
+        assert threading.current_thread().daemon, "neither the loop nor the interpreter waits for it at exit"
         asked.append(user)
         assert answers.wait(DEADLINE_S)
         return SimpleNamespace(pw_name="somebody")
@@ -122,5 +122,5 @@ async def test_a_user_whose_name_no_server_says_is_a_number_and_holds_up_nobody(
         assert job.reasons == [f"by {os.getuid()}: new data"] * 3 and asked == [os.getuid()], "one thread hangs"
         answers.set()
         monkeypatch.setattr(user_names, "WITHIN_S", DEADLINE_S)
-        while job.reasons[-1] != "by somebody":  # the thread that hung may have yet to end
+        while job.reasons[-1] != "by somebody":  # the thread that hung may not have ended yet
             assert b'"ok"' in await say(b'{"verb": "restart"}\n')

@@ -1,4 +1,4 @@
-"""The endpoint's cell, on a store in memory: who may write over what, and what counts as nothing."""
+"""The endpoint's cell on an in-memory store: who may overwrite what, and which content is ignored."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FIRST = first_entry(1, "a", "a", ("w",))
 
 
 class Scripted(InProcessStore):
-    """A store that loses answers, or takes nothing."""
+    """A store that loses answers, or refuses writes."""
 
     def __init__(self, world: SharedWorld) -> None:
         super().__init__(KEY, world)
-        self.losses = 0  # answers that are lost
+        self.losses = 0  # answers to lose
         self.is_read_only = False
 
     async def compare_set(self, expected: bytes, new: bytes) -> bytes:
@@ -41,7 +41,7 @@ class Scripted(InProcessStore):
 
 
 class Scene:
-    """Two agents of a job, and what a test does to the cell by itself."""
+    """Two agents of a job, and the test's own access to the cell."""
 
     def __init__(self, secret: SecretFile | None = None) -> None:
         self.world = SharedWorld()
@@ -62,7 +62,7 @@ class Scene:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, as its only item."""
+    """The time, as the only item of a list."""
     now = [100.0]
     monkeypatch.setattr(aio, "now", lambda: now[0])
     return now
@@ -77,7 +77,7 @@ async def test_an_agent_writes_over_what_it_has_seen_and_over_nothing_else(secre
     assert await scene.a.write(renewed(A)) == renewed(A)
     assert await scene.b.write(B) == renewed(A), "it has missed a renewal"
     assert await scene.b.write(B) == B
-    assert await scene.a.write(renewed(renewed(A))) == B, "a leader whose place was taken changes nothing"
+    assert await scene.a.write(renewed(renewed(A))) == B, "a leader that was replaced changes nothing"
     assert await scene.a.read() == B
 
 
@@ -96,7 +96,7 @@ async def test_a_write_whose_answer_was_lost_shows_when_the_cell_is_read() -> No
     scene.store.losses = 1
     with pytest.raises(RendezvousConnectionError):
         await scene.a.write(renewed(A))
-    assert await scene.a.write(renewed(A)) == renewed(A), "it had not seen its own"
+    assert await scene.a.write(renewed(A)) == renewed(A), "it had not seen its own write"
     assert await scene.a.write(renewed(renewed(A))) == renewed(renewed(A))
 
 
@@ -113,12 +113,12 @@ async def test_a_store_that_was_restarted_is_empty_and_may_be_written() -> None:
     scene = Scene()
     await scene.a.write(A)
     scene.put(b"")
-    assert await scene.a.write(renewed(A)) is None, "so its leader learns that it has forgotten"
+    assert await scene.a.write(renewed(A)) is None, "so its leader learns that the store has lost its data"
     assert await scene.a.write(renewed(A)) == renewed(A) == await scene.b.read()
 
 
 async def test_a_store_that_lets_this_agent_write_nothing_shows_what_is_there() -> None:
-    """As node 0's store of a `static` job does with the other nodes."""
+    """Like node 0's store of a `static` job, for the other nodes."""
     scene = Scene()
     scene.store.is_read_only = True
     assert await scene.a.write(A) is None
@@ -135,7 +135,7 @@ async def test_what_does_not_fit_is_refused_and_what_was_there_stays() -> None:
     assert await scene.b.read() == A
 
 
-# What no agent of this job wrote.
+# Content that no agent of this job wrote.
 
 ELSEWHERE = [b"x", b"{}", b"\xff\xfe", b'["Alive",{}]', b'{"epoch": 1}', b'["StoredCell",{"cell":1}]']
 
@@ -222,7 +222,7 @@ async def test_a_text_without_our_proof_is_left_alone_for_a_lease_and_counts_as_
     clock[0] += LEASE_S - 0.01
     with pytest.raises(NotTrustedError):
         await scene.a.write(A)
-    scene.put(renewed(B))  # its leader lives
+    scene.put(renewed(B))  # its leader is alive
     clock[0] += LEASE_S
     with pytest.raises(NotTrustedError):
         await scene.a.read()
@@ -267,5 +267,5 @@ async def test_a_cell_of_an_earlier_term_that_was_put_back_shows_it_by_its_term(
     later = stored_by("a", 2)
     await scene.a.write(later)
     scene.put(earlier)
-    assert await scene.a.write(renewed(later)) == B, "it is not taken for what this agent has written"
+    assert await scene.a.write(renewed(later)) == B, "it is not mistaken for this agent's write"
     assert await scene.a.write(renewed(later)) == renewed(later)

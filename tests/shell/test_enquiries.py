@@ -1,4 +1,4 @@
-"""What nodes show each other, over a line that carries messages as they are on the wire."""
+"""What nodes show each other, over a connection that carries messages in their wire format."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ ROUND = RoundFormed(
 
 
 class Line:
-    """A coordinator that passes on what one node asks, to that node itself."""
+    """A coordinator that passes a node's questions back to that node."""
 
     def __init__(self, tasks: TaskGroup, folder: Path) -> None:
         self._tasks = tasks
-        self.is_cut_after = -1  # messages of an answer
+        self.is_cut_after = -1  # number of messages of an answer
         self.other_is_back_at = math.inf  # another node of the round, n2
         self.logs = SimpleNamespace(file_of=lambda rank, is_stderr: folder / f"{rank}-{is_stderr}")
         link = SimpleNamespace(tell=self.tell, coordinates=True)

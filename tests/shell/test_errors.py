@@ -154,7 +154,7 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)  # its first example imports what explains an exit
+@settings(deadline=None)  # its first example imports the module that explains exits
 @given(data=st.dictionaries(st.sampled_from(["message", "timestamp", "callstack"]), JSON))
 def test_no_shape_of_error_file_raises(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     path = tmp_path_factory.getbasetemp() / "shape.json"
@@ -166,7 +166,7 @@ def test_no_shape_of_error_file_raises(tmp_path_factory: pytest.TempPathFactory,
 
 class TestReport:
     def test_its_stories_go_as_they_are_told(self) -> None:
-        assert changes(SHELL_FOLDER / "failures.txt", told) == "", "where that is meant: `make stories`"
+        assert changes(SHELL_FOLDER / "failures.txt", told) == "", "if the change is intended: `make stories`"
 
     def test_many_stopped_ranks_are_ranges(self) -> None:
         victims = [*range(1, 1000), 1001]

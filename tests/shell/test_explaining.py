@@ -1,4 +1,4 @@
-"""`aelastic policy explain` and `why LOGS`: which record of which node says how a round ended, and how far it was."""
+"""`aelastic policy explain` and `why LOGS`: which node's record shows how a round ended, and how far it got."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a watch for hangs sees of workers, in a `/proc` of our own, and when it looks, on a clock that costs no time."""
+"""Hang samples from a fake `/proc`, and the times of the looks, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from aelastic.workers.backend import WorkerStart
 ALL = Rules(hang_timeout_s=60.0, hang_signals=HANG_SIGNALS, stuck_timeout_s=60.0)
 
 
-# Looking: a `/proc` of our own.
+# Looking: a fake `/proc`.
 
 
 def put(root: Path, pid: int, *, parent: int = 1, session: int = 0, **more: Any) -> None:
-    """One process; its name is meant to confuse."""
+    """Adds a process whose name is meant to confuse parsers."""
     values = {"state": "S", "ticks": 0, "io": 0, "own_io": 0, "began": 5, **more}
     folder = root / str(pid)
     (folder / "task" / str(pid)).mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def test_a_worker_stands_for_its_session_and_all_that_descends_from_it(tmp_path:
     put(tmp_path, 100, parent=1, session=100, ticks=1, io=1)
     put(tmp_path, 101, parent=100, session=100, ticks=10, io=10)
     put(tmp_path, 102, parent=1, session=100, ticks=100, io=100)  # an orphan
-    put(tmp_path, 103, parent=101, session=103, ticks=1000, io=1000)  # it has a session of its own
+    put(tmp_path, 103, parent=101, session=103, ticks=1000, io=1000)  # it has its own session
     put(tmp_path, 104, parent=103, session=103, ticks=10000, io=10000)
     put(tmp_path, 200, parent=1, session=200, ticks=5, io=6)
     put(tmp_path, 300, parent=1, session=300, ticks=7, io=7)
@@ -72,7 +72,7 @@ def test_what_has_ended_takes_nothing_back_and_what_comes_is_new(tmp_path: Path)
     assert look(PLACES, ALL)[0].io == 1010
     remove(tmp_path, 101)
     assert look(PLACES, ALL)[0].io == 1010
-    put(tmp_path, 101, session=100, io=5, began=6)  # the number is another's now
+    put(tmp_path, 101, session=100, io=5, began=6)  # the number now belongs to another process
     assert look(PLACES, ALL)[0].io == 1015
     put(tmp_path, 101, session=100, io=5, began=6)
     assert look(PLACES, ALL)[0].io == 1015
@@ -85,7 +85,7 @@ def test_a_process_that_has_ended_is_not_seen_and_what_is_forbidden_is_none(tmp_
     put(tmp_path, 100, session=100, state="Z")
     put(tmp_path, 200, session=200, io=None)
     assert look(PLACES, ALL) == {1: Sample(cpu_s=0.0)}
-    (tmp_path / "200" / "io").mkdir()  # opened, and not read
+    (tmp_path / "200" / "io").mkdir()  # can be opened, but not read
     assert look(PLACES, ALL)[1].io is None
     (tmp_path / "200" / "stat").write_text("200 (truncated")
     assert look(PLACES, ALL) == {}
@@ -125,7 +125,7 @@ def test_output_is_the_size_of_files_and_pipes_have_none(tmp_path: Path) -> None
     assert output(100, pipe, tmp_path / "missing") is None
     assert output(None, out) == 3
     out.write_bytes(b"")
-    assert output(None, out) is None  # a worker that is no process here may write elsewhere
+    assert output(None, out) is None  # a worker that is not a process on this host may write elsewhere
     assert output(100, out) == 0
 
 
@@ -140,7 +140,7 @@ def test_a_variable_of_torchs_that_is_no_number_is_refused() -> None:
         rules_of(WorkerSpec(entrypoint="true"), {STUCK_VARIABLE: "soon"})
 
 
-# The watch, on a clock that costs no time.
+# The watch, on a virtual clock.
 
 
 def start_of(rank: int) -> WorkerStart:
@@ -149,7 +149,7 @@ def start_of(rank: int) -> WorkerStart:
 
 
 class FakeLook:
-    """What is seen is set by the test."""
+    """Shows what the test sets."""
 
     def __init__(self, samples: Mapping[int, Sample]) -> None:
         self.samples = dict(samples)
@@ -241,7 +241,7 @@ async def test_a_limit_in_steps_of_which_none_is_told_is_warned_of_once(caplog: 
         await anyio.sleep(30)
         steps[0] = 1.0
         await anyio.sleep(60)
-        assert not caplog.records, "a step was told"
+        assert not caplog.records, "the step was reported"
         tasks.cancel_scope.cancel()
     sampler = ActivitySampler(rules, no_matches, lambda _: None, look, steps_are_told=True)
     async with anyio.create_task_group() as tasks:
@@ -254,7 +254,7 @@ async def test_a_limit_in_steps_of_which_none_is_told_is_warned_of_once(caplog: 
     ]
 
 
-# Scratch that is searched.
+# Scanning of new data.
 
 
 def test_scratch_is_given_back_when_it_is_shown_and_searched(tmp_path: Path) -> None:

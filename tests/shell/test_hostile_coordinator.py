@@ -1,4 +1,4 @@
-"""Whatever comes from the port that the cell names: the agent goes on, and greets the next leader."""
+"""Any input from the port that the cell names: the agent continues, and greets the next leader."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ DOWN: list[Any] = [
 
 
 class FixedCell(EndpointCell):
-    """Names one port, of a new leader each time that the last one was heard, or this agent writes."""
+    """Names one port, of a new leader each time the last one has sent something, or this agent writes."""
 
     def __init__(self) -> None:
         super().__init__(InProcessStore("job", SharedWorld()), None, LEASE_S)
@@ -82,7 +82,7 @@ class FixedCell(EndpointCell):
 
 
 class Scene:
-    """An agent's link, and the port at which it is told what a test wants, and later how things are."""
+    """An agent's link, and a port that sends it a test's bytes once, and then awaits its greeting."""
 
     def __init__(self) -> None:
         self.cell, self.said, self.count = FixedCell(), b"", 0
@@ -114,7 +114,7 @@ class Scene:
         finally:
             writer.close()
             with suppress(OSError):
-                await writer.wait_closed()  # before the loop is
+                await writer.wait_closed()  # before the loop closes
 
     async def bear(self, data: bytes) -> None:
         self.said, self.count = data, 0
@@ -153,7 +153,7 @@ def first_of(task: asyncio.Task[None]) -> BaseException:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is looked at again is so at once."""
+    """Makes repeated reads immediate."""
     monkeypatch.setattr(search, "READ_AGAIN_S", 0.001)
     for name in ("PAUSE_S", "STAGGER_S"):
         monkeypatch.setattr(member, name, 0.001)

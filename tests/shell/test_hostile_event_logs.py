@@ -1,4 +1,4 @@
-"""Whatever an event log holds, or an agent has left to be read: those that read it say what they found, or one line."""
+"""Any content of event logs and of files that agents leave: readers report their findings, or a one-line error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LINES = [json.dumps(record).encode() for record in RECORDS]
 
 @st.composite
 def logs(draw: st.DrawFn) -> bytes:
-    """An event log of some lines of a real one, of which a few are hostile."""
+    """An event log with some lines of a real one, a few of which are hostile."""
     lines = list(draw(st.sampled_from([FIRST.lines, SECOND.lines, LONG[0].lines])))
     usual = {key: json.loads(lines[0])[key] for key in ("run_id", "node", "host")}
     for _ in range(draw(st.integers(1, 4))):
@@ -65,7 +65,7 @@ def test_what_reads_event_logs_bears_any(tmp_path: Path) -> None:
         path.write_bytes(data)
         options = list(reader)
         options.insert(2 if reader[0] == "policy" else 1, str(folder))
-        with contextlib.suppress(InputError):  # which is one line, of the command line's
+        with contextlib.suppress(InputError):  # the command line's one-line error
             said = verb(tmp_path, *options)
             assert said.code in {0, 2}, said
             assert said.code == 0 or (said.err.startswith("aelastic: error: ") and said.err.count("\n") == 0), said

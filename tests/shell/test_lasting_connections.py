@@ -38,7 +38,7 @@ def test_those_of_a_worker_last_until_the_next_round_begins(listener: socket.soc
     peers, _ = listener.accept()
     with peers:
         sockets.cut(world_size=2)
-        mine.close()  # gloo does, as it finds the connection cut
+        mine.close()  # gloo does so when it finds the connection cut
         sockets.end()
         assert not has_ended(peers)
         peers.send(b"what gloo was about to send")
@@ -104,7 +104,7 @@ async def test_what_comes_with_other_messages_is_not_kept(tmp_path: Path, listen
 
 
 async def test_workers_leave_a_round_whatever_the_error_that_has_ended_it_says(tmp_path: Path) -> None:
-    """A message may have 8,192 characters, and JSON has 12 bytes for some of them: more than a packet."""
+    """A message may have 8,192 characters, some of which take 12 bytes in JSON: more than a packet."""
     ready = asyncio.Event()
     links = WorkerLinks(1, ControlSockets(tmp_path), lambda _: ready.set())
     path = messages.socket_path(links.listen(0, 0)[messages.SOCKET_VARIABLE])
@@ -124,7 +124,7 @@ async def test_workers_leave_a_round_whatever_the_error_that_has_ended_it_says(t
 async def test_a_replacement_does_not_enter_the_round_that_the_process_before_it_was_about_to_enter(
     tmp_path: Path,
 ) -> None:
-    """Between the two an address was looked up."""
+    """An address was looked up between the two."""
     ready = asyncio.Event()
     links = WorkerLinks(1, ControlSockets(tmp_path), lambda _: ready.set())
     links.listen(0, 0)

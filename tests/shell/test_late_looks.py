@@ -1,4 +1,4 @@
-"""Processes in name only, at their agent's side: what one has said and done counts, never how late the agent looks."""
+"""Fake processes, on their agent's side: their messages and actions count, however late the agent looks."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from aelastic.workers.guard_process import GuardProcess
 from aelastic.workers.tcpstore import child as children
 from aelastic.workers.tcpstore.child import FORKED_CONTROL, LAST, StoreProcess, Unanswered
 
-PID = 2**22 + 1  # more than a kernel gives: it has ended
+PID = 2**22 + 1  # above the kernel's maximum: it has ended
 
 
 @pytest.fixture
 def ended_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each process has ended by the time that the wait for it is over."""
+    """Processes have ended, but waiting for their end never reports it."""
 
     async def wait_ended(_: int) -> None:
         await anyio.sleep_forever()
@@ -44,7 +44,7 @@ def ended_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def controls(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
-    """The sockets of children that are started by an exec."""
+    """The sockets of children that are started with exec."""
     found: list[socket.socket] = []
 
     def start_helper(_: list[str], **options: Any) -> Any:
@@ -86,7 +86,7 @@ async def test_a_store_that_is_forked_after_all_serves_beside_no_other(controls:
     await process.start()
     process.say("serve")
     with late[0], controls[0]:
-        assert late[0].recv(100) == b"", "it finds that it is not wanted, and ends"
+        assert late[0].recv(100) == b"", "it learns that it is not needed, and exits"
         assert json.loads(controls[0].recv(100).removeprefix(LAST))["do"] == "serve"
         await process.aclose()
 
@@ -103,7 +103,7 @@ async def test_a_guard_that_has_done_its_work_is_not_taken_for_one_that_hangs(mo
     waited_for.discard(PID)
 
 
-# Of a fork server.
+# Fork servers.
 
 COMMAND = PythonCommand("python", (), "script", "train.py", ("train.py",))
 
@@ -147,7 +147,7 @@ async def test_what_a_process_said_before_the_agent_looked_is_heard(
     def look(_: int) -> Process | None:
         nonlocal looks
         looks += 1
-        if state != "S" or looks == parked.SLEEPS_MAX:  # while the agent was kept from a CPU
+        if state != "S" or looks == parked.SLEEPS_MAX:  # while the agent waited for a CPU
             say(theirs, ready=True)
         return in_state(state)
 
@@ -191,7 +191,7 @@ async def test_the_word_to_run_is_given_last_and_only_to_one_that_takes_it(
 
 @pytest.fixture
 def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """No process ends, as in a frozen cgroup; gives what was killed."""
+    """Makes processes unkillable, as in a frozen cgroup; yields the kills."""
     killed: list[str] = []
 
     async def wait_ended(_: int) -> None:

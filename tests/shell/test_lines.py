@@ -1,4 +1,4 @@
-"""Several connections to one store: a question that is answered late is asked on another one as well."""
+"""Several connections to one store: a question with a late answer is repeated on another one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Stand:
     def __init__(self) -> None:
         self.connections = list[Connection]()
         self.tried = 0
-        self.refused: float = 0  # connections that will not be accepted
+        self.refused: float = 0  # number of connections to refuse
 
     def connect(self) -> Connection:
         self.tried += 1
@@ -90,7 +90,7 @@ def test_the_first_answer_counts_and_a_connection_is_used_again_once_it_has_answ
 def test_a_question_that_was_answered_on_one_connection_is_not_asked_on_another_later(
     stand: Stand, line: Lines
 ) -> None:
-    """It waits for a connection that is busy."""
+    """It waits for a busy connection."""
     stand.refused = math.inf
     answers = SimpleQueue[str]()
     asking = threading.Thread(target=lambda: answers.put(line.ask(lambda store: store.ask("first"))))

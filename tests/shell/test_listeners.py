@@ -1,4 +1,4 @@
-"""Where a port listens: at the addresses that others are told, or, where that cannot be, at all."""
+"""Where a port listens: at the addresses that others are given, or at all addresses if that fails."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ def test_a_held_port_is_nobody_else_s_and_takes_no_connections_until_it_is_told_
         assert can_connect("127.0.0.5", port.number) and not can_connect("127.0.0.6", port.number)
         first = list(port.listeners)
         assert port.listen_at(["127.0.0.6"] * 2) and addresses(port.listeners) == {"127.0.0.6"}
-        assert len(port.listeners) == 1, "each is accepted at once only"
+        assert len(port.listeners) == 1, "each is accepted only once"
         assert can_connect("127.0.0.6", port.number)
-        assert port.listen_at(["127.0.0.5"]) and port.listeners == first, "it goes on as it was"
-        assert not port.listen_at(["192.0.2.77"]), "it is none of this host's"
-        assert addresses(port.listeners) == {"127.0.0.5", "127.0.0.6"}, "where it is known already"
+        assert port.listen_at(["127.0.0.5"]) and port.listeners == first, "it continues as before"
+        assert not port.listen_at(["192.0.2.77"]), "not an address of this host"
+        assert addresses(port.listeners) == {"127.0.0.5", "127.0.0.6"}, "the known addresses stay"
     assert not can_connect("127.0.0.5", port.number)
 
 
 def test_a_copy_of_a_socket_that_another_process_has_keeps_no_address_from_a_held_port() -> None:
-    """The workers' store is served by a child, on a copy, while others are told one address and then another again."""
+    """A child serves the workers' store on a copy of the socket, while the announced address changes twice."""
     with closing(HeldPort()) as port:
         port.listen_at(["127.0.0.5"])
         with closing(port.listeners[0].dup()):

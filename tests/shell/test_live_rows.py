@@ -1,4 +1,4 @@
-"""Turns on a terminal, without a job: what is written when the live rows are there, and when they are drawn."""
+"""Turns on a terminal, without a job: output next to the live rows, and the times at which they are drawn."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def terminal(ends: tuple[int, int]) -> Terminal:
 
 
 def drawn(ends: tuple[int, int]) -> list[bytes]:
-    """The rows, where nothing else was written."""
+    """The rows, if nothing else was written."""
     found = DRAWN.fullmatch(read(ends))
     assert found
     return found[1].split(b"\x1b[K\r\n")
 
 
 def read(ends: tuple[int, int]) -> bytes:
-    """What was written until now: the kernel hands it over in pieces, so it is read up to a mark of our own."""
+    """Everything written so far: the kernel passes it on in pieces, so this reads up to a mark of its own."""
     master, theirs = ends
     os.write(theirs, b"\0")
     read = b""
@@ -230,17 +230,17 @@ def test_the_streams_are_put_back_once_all_is_said(ends: tuple[int, int], monkey
         monkeypatch.setattr("sys.stderr", plain)
         with status_line(said.append, "line"):
             assert isinstance(sys.stderr, TerminalStream) and sys.stdout is sys.stderr
-        assert sys.stderr is not plain  # what is still to be said takes the line away
+        assert sys.stderr is not plain  # pending output removes the line
         for each in said:
             each()
         assert sys.stdout is plain and sys.stderr is plain
 
 
-# When it is drawn.
+# Drawing.
 
 
 class Paper:
-    """In the place of a terminal: what was drawn, and when."""
+    """A stand-in for a terminal: what was drawn, and when."""
 
     def __init__(self) -> None:
         self.is_shown, self.is_in_the_way, self.has_changed, self.is_ours = False, False, False, True
@@ -256,7 +256,7 @@ class Paper:
         self.looks += 1
 
     def write(self, *, is_in_the_way: bool = False) -> None:
-        """Others write.  They draw the rows again, unless their open line is in the way."""
+        """Others write, which redraws the rows unless the others' unfinished line is in the way."""
         self.is_in_the_way, self.is_shown = is_in_the_way, self.is_shown and not is_in_the_way
         if not self.is_shown:
             self._tell()
@@ -308,7 +308,7 @@ async def test_an_idle_job_is_drawn_ever_more_seldom() -> None:
 
 @asynccontextmanager
 async def drawing(paper: Paper) -> AsyncIterator[Observers]:
-    """A line is drawn on it for as long as the block."""
+    """Draws a line on it for the duration of the block."""
     observers = line_on(paper)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(observers.run)
@@ -340,7 +340,7 @@ async def test_bars_are_drawn_ten_times_a_second_at_most_and_the_state_once() ->
         assert len({state for _, state in paper.drawn}) <= 10
         count = len(paper.drawn)
         await anyio.sleep(0.5)
-        assert paper.drawn[count - 1 :] and not paper.has_changed  # the last state of all
+        assert paper.drawn[count - 1 :] and not paper.has_changed  # the very last state
 
 
 @on_virtual_time

@@ -1,4 +1,4 @@
-"""Consoles and files of logs, without workers: places of every kind, pumps that end, files that give back, the link."""
+"""Consoles and log files without workers: every kind of target, pumps that end, files that free space, the link."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from aelastic.logs.pump import DescriptorSink, Pump, Sink, StreamSink, sinks_of
 MIB = 1 << 20
 
 
-# Objects in the place of the streams.
+# Objects that replace the streams.
 
 
 class Notebook:
-    """As Jupyter's stream: it has a descriptor, but what is written to that is not seen in the notebook."""
+    """Like Jupyter's stream: it has a descriptor, but output to that does not appear in the notebook."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -54,7 +54,7 @@ def show(sink: Sink, *pieces: bytes) -> None:
 
 def test_an_object_gets_text_however_its_bytes_are_parted_one_that_is_more_than_its_descriptor_too() -> None:
     buffer = io.BytesIO()
-    captured = io.TextIOWrapper(buffer, encoding="utf-8", write_through=True)  # as pytest's
+    captured = io.TextIOWrapper(buffer, encoding="utf-8", write_through=True)  # like pytest's
     for stream, text in (
         (io.StringIO(), lambda each: each.getvalue()),
         (Notebook(), lambda each: each.text),
@@ -108,7 +108,7 @@ async def test_an_end_that_is_asked_for_leaves_a_console_the_time_to_show_what_i
     path.touch()
     sink, pump = DescriptorSink(writer, is_ours=True), Pump()
     pump.add(Follower(path, PrefixedLines(None)), sink)
-    path.write_bytes(b"x" * MIB)  # more than the pipe takes
+    path.write_bytes(b"x" * MIB)  # more than the pipe holds
 
     def read_slowly() -> None:
         pump_is_asked.wait(DEADLINE_S)
@@ -140,13 +140,13 @@ async def test_an_end_that_is_asked_for_leaves_a_console_the_time_to_show_what_i
         assert sink.bytes_taken == MIB
     pump.close()
     if not is_stopped:
-        reading.join(DEADLINE_S)  # it is at the end, once nobody writes
+        reading.join(DEADLINE_S)  # it reaches the end once nobody writes
         assert not reading.is_alive()
     os.close(reader)
 
 
 class StalledSink(Sink):
-    """A sink that takes nothing until the test lets it."""
+    """A sink that accepts nothing until the test allows it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ async def test_a_file_stays_open_while_an_abandoned_thread_may_use_it(tmp_path: 
         await anyio.to_thread.run_sync(sink.is_entered.wait, DEADLINE_S)
         tasks.cancel_scope.cancel()
     pump.close()
-    os.fstat(follower.fileno())  # its number is not another file's yet
+    os.fstat(follower.fileno())  # its number has not been reused
     assert not sink.is_closed.is_set()
     sink.may_go_on.set()
     assert await anyio.to_thread.run_sync(sink.is_closed.wait, DEADLINE_S)

@@ -1,4 +1,4 @@
-"""What keeps loops from being blocked in tests finds what may block one, and nothing else."""
+"""The guard that keeps tests from blocking loops finds every blocking call, and nothing else."""
 
 from __future__ import annotations
 

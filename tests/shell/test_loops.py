@@ -1,4 +1,4 @@
-"""Loops that aelastic makes: what they say of exceptions that no task has, and what can be cancelled in them."""
+"""Event loops that aelastic makes: how they report exceptions outside of tasks, and what can be cancelled in them."""
 
 from __future__ import annotations
 

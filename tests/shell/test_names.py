@@ -1,4 +1,4 @@
-"""Names are looked up where a name server that does not answer holds up nothing else."""
+"""Names are looked up so that a silent name server delays nothing else."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from aelastic.rdzv.protocol.codec import DOWNWARD
 from aelastic.rdzv.protocol.stream import NoConnectionError, Stream, connect
 from aelastic.rdzv.stores.endpoints import Endpoint, addresses_of, local_addresses_of
 
-SOON_S = 0.01  # as long as a look-up may take that has no answer
+SOON_S = 0.01  # time limit for a look-up without an answer
 
 
 class NameServers:
-    """Those of this host: names that they know, and those about which they say nothing."""
+    """This host's name servers: names that they know, and names about which they stay silent."""
 
     def __init__(self) -> None:
         self.known: dict[str, list[str]] = {}
         self.silent: set[str] = set()
         self.asked = Counter[str]()
-        self.speak = threading.Event()  # those that were silent answer
+        self.speak = threading.Event()  # the silent ones answer
 
     def getaddrinfo(self, host: str, port: int | None, *_: Any, **__: Any) -> list[Any]:
         self.asked[host] += 1
@@ -121,7 +121,7 @@ def test_look_ups_that_are_given_up_hold_up_neither_others_nor_the_end_of_the_lo
     rescue.start()
     run(loop, look())
     rescue.cancel()
-    assert not servers.speak.is_set(), "the loop has waited for them"
+    assert not servers.speak.is_set(), "the loop waited for them"
 
 
 async def test_no_more_threads_are_started_than_a_host_has_room_for(
@@ -184,7 +184,7 @@ def new_stream() -> Stream:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """One of 127.0.0.1 that listens; at no other address, and not beside it."""
+    """A port on which only 127.0.0.1 listens, and no other address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
@@ -229,7 +229,7 @@ async def test_a_refusal_counts_beside_a_name_without_an_answer(servers: NameSer
 
 
 async def test_a_host_that_has_moved_is_found_by_its_name(servers: NameServers, port: int) -> None:
-    """Its last address is tried while the name server takes its time; the next attempt finds it."""
+    """Its old address is tried while the name server is slow; the next attempt finds the new one."""
     servers.known["node0"] = ["127.0.0.2"]
     assert await addresses("node0") == ["127.0.0.2"]
     servers.known["node0"] = ["127.0.0.1"]

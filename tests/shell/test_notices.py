@@ -1,4 +1,4 @@
-"""What a node does about notices, with a group and a coordinator that are stood in for."""
+"""How a node handles notices, with stand-ins for its group and its coordinator."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CAUSE = decided.drain("n1", 60.0, "")
 
 
 class Node:
-    """One worker, of the second generation in round 2, and what its agent says."""
+    """A worker of the second generation, in round 2, and its agent's messages."""
 
     def __init__(self, folder: Path) -> None:
         self.group = group = cast(
@@ -73,7 +73,7 @@ def notice(number: int, stage: r.Stage, save_at: int = 0, round_: int = 2, kill_
 
 
 def of_a_node(test: Callable[[Node], Awaitable[None]]) -> Callable[..., None]:
-    """A test of a node whose notices run, on a clock that costs no time."""
+    """Runs a test with a node that processes notices, on a virtual clock."""
 
     async def run(tmp_path: Path) -> None:
         node = Node(tmp_path)
@@ -101,7 +101,7 @@ async def test_ranks_are_held_and_counted_then_they_save_and_the_node_says_so(no
     assert node.said[1] == r.Saved("n1", 5) and not node.posted
     node.notices.on_told(notice(6, r.Stage.FREEZE))
     await node.until(lambda: node.said[2:])
-    assert node.said[2] == r.Frozen("n1", 6, 7, 1, 8), "with the call that its ranks may stand at"
+    assert node.said[2] == r.Frozen("n1", 6, 7, 1, 8), "with the call at which its ranks may be parked"
     node.notices.on_told(notice(7, r.Stage.NONE))
     await node.until(lambda: node.pages.phase == NONE)
 
@@ -203,7 +203,7 @@ async def test_a_worker_without_a_page_has_not_saved_before_it_ends(node: Node) 
     assert not node.said[1:]
     node.group.exits.alive = set()
     await anyio.sleep(2)
-    assert not node.said[1:], "that all have come to their end is told first"
+    assert not node.said[1:], "it first reports that all have finished"
     node.group.phase = Phase.BARRIER
     await node.until(lambda: node.said[1:])
     assert node.said[1] == r.Saved("n1", 5)
@@ -224,7 +224,7 @@ async def test_a_file_that_says_nothing_or_nonsense_is_a_notice(
         tasks.start_soon(NoticeSources(spec, {}, heard.append).run)
         for text, count in (("", 1), (None, 2), ("\0gar\u00e4ge", 3), ("12 soon", 4)):
             path.unlink(missing_ok=True) if text is None else path.write_text(text)
-            while len(heard) < count:  # noqa: ASYNC110  a file is looked at
+            while len(heard) < count:  # noqa: ASYNC110  polls a file
                 await anyio.sleep(0.01)
         tasks.cancel_scope.cancel()
     by = "by the notice file"

@@ -1,4 +1,4 @@
-"""Observers of a run: those of a supervisor whose workers run nowhere, on a clock that costs no time."""
+"""Observers of a run: those of a supervisor without real workers, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _no_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Witness(Observer):
-    """Remembers what it was told, when it ran and when it was closed."""
+    """Records its events, when it ran and when it was closed."""
 
     def __init__(self) -> None:
         self.told: list[ev.RunEvent] = []
@@ -63,7 +63,7 @@ class Witness(Observer):
 
 
 class Fragile(Witness):
-    """Raises where it is told to."""
+    """Raises in the methods that a test names."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ async def run(backend: FakeBackend, *observers: Observer, workers: int = 2, **mo
     return await Supervisor(spec, backend=backend, observers=observers).run()
 
 
-# What they are told, beside what `stories/supervisor.txt` has.
+# Events that `stories/supervisor.txt` does not show.
 
 
 @on_virtual_time
@@ -136,11 +136,11 @@ async def test_an_event_log_that_cannot_be_made_leaves_nothing_open(
     assert len(witness.closed_at) == len(backend.closed_at) == 1
 
 
-# One that fails.
+# Failing observers.
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What is logged about observers; the log lines are an observer, too."""
+    """Log messages about observers; the log lines come from an observer as well."""
     records = [record for record in caplog.records if record.name == "aelastic.observe.observer"]
     return [record.getMessage() for record in records if record.funcName != "tell"]
 

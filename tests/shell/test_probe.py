@@ -1,4 +1,4 @@
-"""Connections that end before the agent has looked at them, or that nothing takes."""
+"""Connections that end before the agent has looked at them, or that nobody accepts."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ async def test_a_closed_port_says_so_without_the_name_of_the_endpoint() -> None:
     with pytest.raises(RefusedError) as caught:
         await probe(endpoint)
     assert (caught.value.reason, str(endpoint) in str(caught.value)) == ("connection refused", True)
-    assert RendezvousConnectionError("no answer").reason == "no answer", "the message, where there is nothing shorter"
+    assert RendezvousConnectionError("no answer").reason == "no answer", "the message, if there is nothing shorter"
 
 
 async def test_an_endpoint_that_does_not_answer_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoints, "PROBE_TIMEOUT_S", 0.2)
-    # A queue that is full: the kernel drops what comes in.
+    # With a full queue, the kernel drops incoming connections.
     with socket.socket() as full, ExitStack() as stack:
         full.bind(("127.0.0.1", 0))
         full.listen(0)

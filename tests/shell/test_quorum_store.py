@@ -1,4 +1,4 @@
-"""The store of several endpoints, without TCPStores: what it makes of endpoints that come up one after the other."""
+"""The store of several endpoints, without TCPStores: how it handles endpoints that come up one after the other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = RendezvousSettings("c10d", "127.0.0.1:1,127.0.0.2:1,127.0.0.3:1", 3, 
 
 
 class Part:
-    """An endpoint that is up from a moment on; one that an agent serves answers then, others refuse until then."""
+    """An endpoint that comes up at a given time; until then it refuses connections, unless an agent serves it."""
 
     is_served_here = False
     own_address = endpoint_host = ""
@@ -107,7 +107,7 @@ def test_an_agent_that_finds_what_one_with_a_single_endpoint_has_written_is_told
         store._cell_of(to_text(A).encode(), other)
 
 
-# Endpoints that are the addresses of one name, which DNS gets to know one by one.
+# Endpoints that are the addresses of one name, which appear in DNS one by one.
 
 NAMED = RendezvousSettings("c10d", "pods:29400", 3, 3, config={"endpoints": "3"})
 V4, V6 = "10.0.0.2 10.0.0.3 10.0.0.1", "fd00::2 fd00::1 fd00::3"
@@ -149,7 +149,7 @@ async def test_each_address_is_an_endpoint_in_one_family(resolve_to: Resolver, a
     [
         ("10.0.0.2 10.0.0.1", RendezvousConnectionError, "2 of 3 IPv4 addresses (10.0.0.1, 10.0.0.2)"),
         ("fd00::1", RendezvousConnectionError, "1 of 3 IPv6 addresses (fd00::1)"),
-        # The second IPv4 address may be there for the next agent.
+        # The second IPv4 address may be meant for the next agent.
         (f"10.0.0.1 {V6}", RendezvousConnectionError, "1 of 3 IPv4 addresses (10.0.0.1)"),
         (
             f"fd00::1 {V4} 10.0.0.4",

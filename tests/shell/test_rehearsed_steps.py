@@ -1,5 +1,5 @@
-"""At which steps a rehearsal disturbs a script, by when the undisturbed run had saved; which files are logs; and what is
-wrong with a command, or with an undisturbed run."""
+"""Steps at which a rehearsal disturbs a script, given the saves of the undisturbed run; which files are logs; invalid
+commands and undisturbed runs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from aelastic.training.rehearsed import notes
 @pytest.mark.parametrize(
     "saves, middle, second",
     [
-        ({"0.pt": [9, 19, 29, 39, 49, 59, 69, 79, 89, 99]}, 40, 19),  # each tenth step
+        ({"0.pt": [9, 19, 29, 39, 49, 59, 69, 79, 89, 99]}, 40, 19),  # every tenth step
         ({"0.pt": [9, 10, 19, 20, 39, 40, 59, 60]}, 41, 19),  # seen over two steps
-        ({"0.pt": [*range(100)]}, 34, 2),  # each step
+        ({"0.pt": [*range(100)]}, 34, 2),  # every step
         ({"0.pt": [70]}, 71, 70),
         ({"0.pt": [9, 10]}, 34, 9),
         ({"0.png": [*range(4, 99, 5)], "0.pt": [44, 89], "end.pt": [99]}, 45, 89),  # samples come more often
@@ -55,11 +55,11 @@ LOG, STATE = Path("log"), Path("state.pt")
 def test_a_file_that_only_grows_while_steps_go_on_is_a_log() -> None:
     grows = [Change(step, LOG, step > 0) for step in range(0, 100, 10)]
     assert by_kind(grows, 100, 100) == {}
-    assert by_kind(grows, 1000, 100) == {"log": [*range(0, 100, 10)]}  # that may be one save, which takes its time
+    assert by_kind(grows, 1000, 100) == {"log": [*range(0, 100, 10)]}  # that may be a single slow save
     files = [Change(step, Path(f"{step}.pt"), grew=False) for step in range(0, 100, 10)]
     assert by_kind(files, 100, 100) == {"0.pt": [*range(0, 100, 10)]}
     anew = [each._replace(grew=False) for each in grows]
-    assert by_kind(anew, 100, 100) == {"log": [*range(0, 100, 10)]}  # written anew each time
+    assert by_kind(anew, 100, 100) == {"log": [*range(0, 100, 10)]}  # rewritten each time
 
 
 def test_what_is_written_at_each_step_is_no_checkpoint_where_others_are_written_now_and_then() -> None:
@@ -94,7 +94,7 @@ def test_a_file_grows_only_if_it_begins_as_it_was(tmp_path: Path) -> None:
     assert {each.path.name: each.grew for each in changes(before, files.stamps())} == {"log": True, "state": False}
 
 
-# What is wrong with a command.
+# Invalid commands.
 WRONG = {
     ("--metric", "["): "'[' is not a regular expression",
     ("--metric", "x"): "'x' has no group for the number",
@@ -105,7 +105,7 @@ WRONG = {
     ("--output", "old"): "name an empty folder that the script saves to with --checkpoints DIR",
     ("--output", "none/out"): "--output none/out: folder ",
     ("--checkpoints", "train.py"): "--checkpoints train.py is not a folder",
-    # In any order with the options of the job.
+    # In any order with the job's options.
     ("--nproc-per-node", "2", "--metric", "["): "--metric [: '[' is not a regular expression",
     (
         "--nproc-per-node=2",
@@ -172,7 +172,7 @@ def test_what_is_installed_in_the_folder_is_nothing_that_the_script_saves(tmp_pa
         Files(tmp_path, tmp_path / "apart")
 
 
-# What workers of an undisturbed run have said, how it ended, and why nothing can be compared with it.
+# Output of an undisturbed run's workers, how it ended, and why it cannot be a reference.
 STEP, LOSS = r"step (\d+)", r"loss (\S+)"
 CANNOT: list[tuple[str, str, list[str], int | None, str]] = [
     (STEP, "", ["step 1"], 1, "the undisturbed run failed: rank 0 failed on n0: x"),
@@ -237,7 +237,7 @@ def test_an_undisturbed_run_that_nothing_can_be_compared_with_is_told_apart(
         Rehearsals(script, files, pattern, 9.0)._check(play, code)
 
 
-# How long a rehearsal takes, and what is told of one that is interrupted.
+# How long a rehearsal takes, and what it prints when it is interrupted.
 
 
 def test_it_is_estimated_how_long_the_cases_take(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_it_is_estimated_how_long_the_cases_take(tmp_path: Path) -> None:
 
 @contextmanager
 def keeping_signals() -> Iterator[None]:
-    """A rehearsal owns its process, and handles its signals."""
+    """Restores signal handlers: a rehearsal owns its process, and handles its signals."""
     handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for signum, handler in handlers.items():
@@ -260,7 +260,7 @@ def keeping_signals() -> Iterator[None]:
 
 
 class Interrupted(Rehearsals):
-    """Two cases are over when somebody presses Ctrl-C."""
+    """Two cases are over when the user presses Ctrl-C."""
 
     def first(self) -> str:
         self.usual = Undisturbed(0, 99, True, 1.0, 2.0, 1, {}, {})
@@ -293,7 +293,7 @@ def test_a_rehearsal_says_how_long_it_takes_and_shows_what_it_has_when_it_is_int
 
 
 class Habitual(Rehearsals):
-    """Each case holds; the script calls a collective after its update, and reads its rank outside of the function."""
+    """Each case passes; the script calls a collective after its update, and reads its rank outside of the function."""
 
     def first(self) -> str:
         self.usual = Undisturbed(0, 99, True, 1.0, 2.0, 1, {}, {})

@@ -1,4 +1,4 @@
-"""The terminals that jobs of these tests are started on."""
+"""The terminals on which these tests start jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of a job's secret: who may read it, what is in it, and what is left of it in memory."""
+"""The file with a job's secret: who may read it, what it contains, and what remains of it in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aelastic.rdzv.protocol.keys import Key
 from aelastic.rdzv.protocol.secret_file import FILE_BYTES_MAX, SecretFile, default_path
 from aelastic.rdzv.settings import RendezvousSettings
 
-NOBODY = 0xFFFFFFFF  # an entry of an access list that names no one
+NOBODY = 0xFFFFFFFF  # an entry of an access list that names nobody
 ONE, TWO = b"1" * 64, b"2" * 32
 
 
@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def write(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """As a person does: another file in its place."""
+    """Replaces the file, as a person does."""
     new = path.with_name("new")
     new.write_bytes(data)
     new.chmod(mode)
@@ -95,7 +95,7 @@ def test_a_group_may_read_it_if_it_is_this_process_s_own(path: Path, monkeypatch
 
 
 def test_an_access_list_may_name_this_user_and_no_other(path: Path) -> None:
-    """As systemd gives a credential to a service: the mode shows the list's mask as the group's rights."""
+    """As systemd passes a credential to a service: the mode shows the access list's mask as the group's rights."""
 
     def give(*entries: tuple[int, int, int]) -> None:
         acl = b"".join(
@@ -138,7 +138,7 @@ def test_a_file_of_another_user_is_refused_also_for_root(path: Path) -> None:
 
 
 def test_a_link_is_followed_and_what_it_leads_to_is_judged(path: Path, tmp_path: Path) -> None:
-    """As Kubernetes mounts a Secret: two links, of which one is changed."""
+    """As Kubernetes mounts a Secret: two links, one of which changes."""
     (tmp_path / "..data").symlink_to(tmp_path)
     link = tmp_path / "mounted"
     link.symlink_to("..data/secret")

@@ -16,7 +16,7 @@ handler_of = signal.getsignal
 
 @pytest.fixture
 def _c_code_handles_them(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A library that was loaded before Python started has set handlers, which Python can neither name nor put back."""
+    """Handlers of a library that was loaded before Python started: Python can neither name nor restore them."""
     before = {signum: handler_of(signum) for signum in HANDLED}
     monkeypatch.setattr(signal, "getsignal", lambda signum: None)
     yield
@@ -31,7 +31,7 @@ async def test_a_command_takes_over_the_signals_that_c_code_handles() -> None:
         signal.raise_signal(signal.SIGTERM)
         await received.wait()
     assert handler_of(signal.SIGTERM) is signal.SIG_IGN
-    assert handler_of(signal.SIGINT) is not signal.SIG_IGN  # a person at the terminal asks for something
+    assert handler_of(signal.SIGINT) is not signal.SIG_IGN  # a person at the terminal wants something
 
 
 @pytest.mark.usefixtures("_c_code_handles_them")

@@ -1,4 +1,4 @@
-"""As many tests with processes run at a time as there are slots."""
+"""At most as many tests with processes run at a time as there are slots."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def test_who_finds_no_slot_free_waits_until_one_is_released(tmp_path: Path) -> N
 def test_the_slot_of_a_holder_that_died_is_free(tmp_path: Path) -> None:
     first, second = Slots(tmp_path, 1), Slots(tmp_path, 1)
     assert first.acquire() == 0
-    first.close()  # as the kernel does for a process that ends
+    first.close()  # as the kernel does when a process ends
     assert second.acquire() == 0
     second.close()

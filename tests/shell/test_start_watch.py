@@ -1,4 +1,4 @@
-"""How long workers that start are looked at: as long as something may come of it."""
+"""How long starting workers are watched: as long as it may be useful."""
 
 from __future__ import annotations
 

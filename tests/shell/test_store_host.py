@@ -1,4 +1,4 @@
-"""The workers' store, with a child that exists in name only: what becomes of one that dies, is refused or hears nothing."""
+"""The workers' store with a fake child: what happens if it dies, is refused or receives nothing."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from aelastic.workers.tcpstore.server import next_command, pieces_of
 
 
 class Child:
-    """A `StoreProcess` that is refused, dies or lives, as the test says for each start."""
+    """A `StoreProcess` that is refused, dies or lives, as the test decides for each start."""
 
     def __init__(self, *fates: OSError | Death | float) -> None:
-        self.fates = list(fates)  # an error, or a death; else how long it lives, in seconds, once it has served
+        self.fates = list(fates)  # an error or a death; otherwise how many seconds it lives after it has begun to serve
         self.started_at: list[float] = []
         self.said: list[str] = []
         self.is_running = False
@@ -58,7 +58,7 @@ class Child:
 
 
 async def served(child: Child | None, seconds: float, fork: Fork | None = None) -> StoreHost:
-    """A host that serves for so long."""
+    """A host that serves for `seconds`."""
     host = StoreHost({})
     if child is not None:
         host._process = child  # type: ignore[assignment]
@@ -144,7 +144,7 @@ def gone(code: int = 1) -> Any:
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The children that are started by an exec: each is gone at once."""
+    """Commands of children started with exec, each of which is gone at once."""
 
     async def at_once(_: int) -> None:
         await anyio.lowlevel.checkpoint()
@@ -208,7 +208,7 @@ async def test_a_fork_that_was_killed_before_it_served_is_followed_by_another_an
 
 
 async def unread(monkeypatch: pytest.MonkeyPatch) -> tuple[StoreProcess, socket.socket]:
-    """A process that reads no command by itself, and its end of the control socket."""
+    """A process that reads no commands by itself, and its end of the control socket."""
     theirs: list[socket.socket] = []
 
     def start_helper(command: list[str], **options: Any) -> Any:
@@ -233,7 +233,7 @@ async def test_commands_that_the_socket_does_not_take_are_sent_as_soon_as_it_doe
         process.say("serve", listener.fileno(), keys={})
         while not process._unsent:
             process.say("set", key="k" * 100, value="v")
-        process.say("drop")  # what waited is void
+        process.say("drop")  # pending commands are void
         process.say("serve", listener.fileno(), keys={"last": "one"})
     assert [json.loads(b"".join(pieces)[1:])["do"] for pieces, _ in process._unsent] == ["drop", "serve"] or len(
         process._unsent
@@ -259,7 +259,7 @@ async def test_commands_that_the_socket_does_not_take_are_sent_as_soon_as_it_doe
 async def test_a_command_and_an_answer_that_no_socket_takes_at_once_go_in_pieces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also where others make it void once the child has some of it."""
+    """Also if others void it after the child has received a part."""
     process, theirs = await unread(monkeypatch)
     large = "v" * 2_000_000
     process.say("set", key="k", value=large)

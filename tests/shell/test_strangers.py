@@ -1,4 +1,4 @@
-"""Connections to a leader that say nothing, half of something, or too much, or come as its server ends."""
+"""Connections to a leader that send nothing, half a message or too much, or arrive as its server shuts down."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ HELLO = m.Hello(
 
 
 class Silent:
-    """A connection in name only."""
+    """A fake connection."""
 
     def __init__(self, conn: int, *, fileno: int = 10, unfinished_bytes: int = 0, peer: str = "192.0.2.1") -> None:
         self.peer = peer
@@ -85,7 +85,7 @@ def test_of_too_many_connections_those_of_the_address_go_that_has_most() -> None
     assert len(dropped([ours, *others])) == len(dropped(others)) == 5000 - PER_ADDRESS_MIN
     many = [Silent(conn, peer=f"198.51.100.{conn}") for conn in range(230)]
     add(strangers, many)
-    assert not dropped([ours, *many]), "an address with many pays for one with few"
+    assert not dropped([ours, *many]), "an address with many connections gives way to one with few"
 
 
 def test_a_job_of_many_nodes_may_connect_twice_at_once() -> None:
@@ -98,7 +98,7 @@ def test_connections_leave_the_descriptors_that_workers_need() -> None:
     strangers, streams = Strangers(2, files_max=100), [Silent(conn, fileno=97 + conn) for conn in range(5)]
     add(strangers, streams)
     assert dropped(streams) == [0, 1]
-    # A new one has the number of one that was dropped, which is a low one.
+    # A new one reuses the low number of a dropped one.
     more = [Silent(conn, fileno=97) for conn in range(10, 20)]
     add(strangers, more)
     assert len(dropped(streams)) + len(dropped(more)) == 2 + len(more)
@@ -174,7 +174,7 @@ ENOUGH = 5
 
 
 def leader_server(lease_s: float) -> tuple[LeaderServer, int, SharedWorld]:
-    """A server that leads as soon as it runs; its port, and where its cell is."""
+    """A server that leads as soon as it runs, its port, and the world with its cell."""
     port, world = HeldPort(), SharedWorld()
     port.listen_at(["127.0.0.1"])
     terms, at = TERMS.replace(lease_s=lease_s), m.LeaderAt("node", "node", ("127.0.0.1",), port.number, "token")
@@ -189,7 +189,7 @@ def leader_server(lease_s: float) -> tuple[LeaderServer, int, SharedWorld]:
 
 
 class Crowd:
-    """Clients that connect all the time, and wait until the other end hangs up."""
+    """Clients that keep connecting, and wait for the other end to close the connection."""
 
     def __init__(self) -> None:
         self.is_met = anyio.Event()  # some have been connected
@@ -215,7 +215,7 @@ class Crowd:
         self._met += 1
         if self._met == ENOUGH:
             self.is_met.set()
-        with suppress(ConnectionError):  # reset: the same
+        with suppress(ConnectionError):  # reset: likewise
             await reader.read()
         writer.close()
         with suppress(ConnectionError):
@@ -225,7 +225,7 @@ class Crowd:
 @on_both_loops
 @pytest.mark.parametrize("end", ["displaced", "cancelled"])
 def test_a_client_that_connects_as_the_server_ends_is_disconnected(loop: str, end: str) -> None:
-    """No client is left with a connection without a server: all ends come, while both ends live."""
+    """No client keeps a connection without a server: all are closed, while both ends are alive."""
 
     async def main() -> None:
         crowd = Crowd()
@@ -233,7 +233,7 @@ def test_a_client_that_connects_as_the_server_ends_is_disconnected(loop: str, en
 
         async def end_it(scope: anyio.CancelScope) -> None:
             await crowd.is_met.wait()
-            if end == "displaced":  # it reads so when it renews the cell
+            if end == "displaced":  # it reads this when it renews the cell
                 world.texts["run"] = to_text(stored_by("other", term=9)).encode()
             else:
                 scope.cancel()

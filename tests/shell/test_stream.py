@@ -1,4 +1,4 @@
-"""Connections whose ends prove a secret to each other, on the loop."""
+"""Connections whose ends prove a secret to each other, on the event loop."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from aelastic.rdzv.protocol.stream import NoConnectionError, Stream, connect
 
 
 def numbered(number: int) -> r.Fetched:
-    """A message that can be told from another one."""
+    """A message that differs from the others."""
     return r.Fetched("a", "b", f"b-{number}", "0", "text", is_last=True)
 
 
 class Heard:
-    """A listener that keeps what it hears."""
+    """A listener that records its messages."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
@@ -65,7 +65,7 @@ class Heard:
         self.failures.append(described(error))
 
     async def wait(self, count: int) -> None:
-        """Until so much was heard, or has ended."""
+        """Waits for `count` messages, or for the end."""
         with anyio.fail_after(DEADLINE_S):
             while len(self.messages) + len(self.resets) < count:
                 await self.has_news.wait()
@@ -73,7 +73,7 @@ class Heard:
 
 @pytest.fixture
 def secrets(tmp_path: Path) -> tuple[Proofs, Proofs]:
-    """Those of two jobs."""
+    """Secrets of two jobs."""
     found = []
     for name in ("one", "other"):
         path = tmp_path / name
@@ -85,7 +85,7 @@ def secrets(tmp_path: Path) -> tuple[Proofs, Proofs]:
 
 @asynccontextmanager
 async def serving(heard: Heard, proofs: Proofs, streams: list[Stream]) -> Any:
-    """A port at which streams come in."""
+    """A port that accepts streams."""
     port = HeldPort()
     port.listen_at(["127.0.0.1"])
 
@@ -132,12 +132,12 @@ async def test_who_hangs_up_resets_nothing_though_the_other_end_still_speaks() -
         for _ in range(100):
             streams[0].send(encode(m.Goodbye("the result", False)))
         stream.hang_up()
-        stream.send(encode(m.Alive()))  # which is not sent, and breaks nothing
+        stream.send(encode(m.Alive()))  # which is not sent, and does no harm
         await server.wait(2)
-        assert server.resets == [False], "a node that was reset may live, and is waited for"
+        assert server.resets == [False], "a node that was reset may be alive, and is awaited"
         with anyio.fail_after(DEADLINE_S):
             await stream.closed.wait()
-        assert not client.messages, "it is deaf"
+        assert not client.messages, "it ignores messages"
 
 
 async def connect_and_break(port: int, server: Heard, client: Heard, streams: list[Stream]) -> Stream:
@@ -193,7 +193,7 @@ async def test_a_message_whose_handling_raises_resets_its_own_connection() -> No
         good = await connect(["127.0.0.1"], port, lambda: Stream(clients[1], DOWNWARD), DEADLINE_S)
         bad.send(encode(numbered(13)) + encode(numbered(14)))
         await clients[0].wait(1)
-        assert clients[0].resets == server.resets == [True], "an end in order would say that the other agent is gone"
+        assert clients[0].resets == server.resets == [True], "an orderly end would mean that the other agent is gone"
         good.send(encode(numbered(13)))
         await clients[1].wait(1)
         good = await connect(["127.0.0.1"], port, lambda: Stream(clients[1], DOWNWARD), DEADLINE_S)
@@ -211,7 +211,7 @@ async def test_an_aborted_connection_is_a_reset_at_both_ends() -> None:
         await connect_and_break(port, server, client, streams)
         await client.wait(1)
         assert client.resets == server.resets == [True]
-        streams[0].abort()  # and again: nothing
+        streams[0].abort()  # again, without effect
 
 
 async def test_what_has_another_secret_is_closed_and_both_ends_know_why(secrets: tuple[Proofs, Proofs]) -> None:
@@ -263,7 +263,7 @@ async def test_a_frame_that_was_changed_is_a_broken_connection_and_not_a_word_of
         await server.wait(2)
         assert server.messages == [numbered(1)]
         assert server.refusals == ["the message was altered on the way, or another program sent it"]
-        assert server.resets == [True], "the node has a grace to connect again"
+        assert server.resets == [True], "the node has time to reconnect"
 
 
 def test_one_line_says_that_nothing_is_proved_and_only_beyond_loopback(

@@ -39,7 +39,7 @@ from aelastic.errors import HostError
 
 
 def test_its_stories_go_as_they_are_told() -> None:
-    assert changes(SHELL_FOLDER / "supervisor.txt", told) == "", "where that is meant: `make stories`"
+    assert changes(SHELL_FOLDER / "supervisor.txt", told) == "", "if the change is intended: `make stories`"
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def supervise(backend: WorkerBackend, workers: int = 2, **more: Any) -> Supervis
 
 @dataclass
 class Running:
-    """A run as a task of its own."""
+    """A run as a task."""
 
     supervisor: Supervisor
     task: asyncio.Task[RunResult]
@@ -64,7 +64,7 @@ class Running:
 
 @asynccontextmanager
 async def running(supervisor: Supervisor, until_s: float = 1.0) -> AsyncIterator[Running]:
-    """Begins a run and lets it come so far."""
+    """Starts a run, and enters the block after `until_s` seconds."""
     task = asyncio.get_running_loop().create_task(supervisor.run())
     await anyio.sleep(until_s)
     try:
@@ -126,7 +126,7 @@ RAISED = 'Traceback (most recent call last):\n  File "t.py", line 3, in {}\nValu
 
 @on_virtual_time
 async def test_workers_that_raised_before_they_were_stopped_are_no_victims() -> None:
-    """Rank 0 fails.  Of those that are stopped then, some had printed or recorded an exception of their own."""
+    """Rank 0 fails.  Some of the ranks stopped after that had printed or recorded an exception of their own."""
     backend = FakeBackend([Plan(exit=WorkerExit(1))] + [FOREVER] * 6)
     async with running(supervise(backend, 7, max_restarts=0), until_s=9) as run:
         starts = backend.starts[0]
@@ -134,9 +134,9 @@ async def test_workers_that_raised_before_they_were_stopped_are_no_victims() -> 
             (0, RAISED.format("<module>", 0)),
             (1, RAISED.format("<module>", 1)),
             (2, ""),
-            (3, RAISED.format("handled", 3)),  # and goes on
+            (3, RAISED.format("handled", 3)),  # and continues
             (4, RAISED.format("<module>", 4)),  # long ago
-            (6, RAISED.format("<module>", 0)),  # long ago, too: the machine is busy
+            (6, RAISED.format("<module>", 0)),  # also long ago: the machine is busy
         ):
             write(starts[rank].stderr, text)
         for rank in (4, 6):
@@ -214,7 +214,7 @@ async def test_an_anyio_scope_stops_the_workers_and_catches_its_own_cancellation
         await supervise(backend, 1).run()
     assert scope.cancelled_caught
     assert (backend.signals, backend.closed_at) == ([(20, 0, TERM), (50, 0, KILL)], [50])
-    await anyio.sleep(1)  # the scope's cancellation is not ours any more
+    await anyio.sleep(1)  # the scope's cancellation no longer applies to us
 
 
 @on_virtual_time
@@ -265,7 +265,7 @@ def test_the_virtual_clock_finds_a_deadlock() -> None:
 
     with pytest.raises(Deadlock):
         wait_for_ever()
-    gc.collect(1)  # what it leaves is young
+    gc.collect(1)  # its leftovers are young
 
 
 @on_virtual_time

@@ -1,4 +1,4 @@
-"""Addresses that agents tell each other, and where they listen for those that were told."""
+"""Addresses that agents tell each other, and those at which they listen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWN = "127.0.0.5"
 
 
 class Cell(InProcessCell):
-    """One whose connection comes from an address of this host."""
+    """A cell whose connection comes from an address of this host."""
 
     own_address = endpoint_host = ""
 
@@ -63,7 +63,7 @@ def test_beside_the_name_of_this_host_others_are_told_its_addresses(
 async def test_votes_are_asked_for_where_the_others_know_this_node(
     address: str, peer_address: str, resolved: Sequence[str], listens: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name is looked up outside the loop; one that says nothing here means all addresses."""
+    """A name is looked up outside the loop; if there is no useful answer, the port listens at all addresses."""
 
     async def look_up(host: str, _: float) -> list[names.Address]:
         if host == address and not resolved:
@@ -74,7 +74,7 @@ async def test_votes_are_asked_for_where_the_others_know_this_node(
         pytest.fail("a name was looked up on the loop")
 
     def told_elsewhere(addresses: Sequence[str]) -> list[str]:
-        return list(addresses) if addresses == [OWN] else known(addresses)  # it is as good as another host's
+        return list(addresses) if addresses == [OWN] else known(addresses)  # the same as another host's
 
     known = endpoints.told_elsewhere
     monkeypatch.setattr(listening, "told_elsewhere", told_elsewhere)

@@ -1,4 +1,4 @@
-"""A worker's connection to its agent: when the end of a round reaches the worker."""
+"""A worker's connection to its agent: when the worker learns that a round has ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUND = 3
 
 
 class Agent:
-    """The other end of a worker's connection."""
+    """The agent's end of a worker's connection."""
 
     def __init__(self) -> None:
         ours, self._socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -35,7 +35,7 @@ class Agent:
         wait_for("it has been read", lambda: self.link._held == ROUND)
 
     def close(self) -> None:
-        self._socket.send(encode("end"))  # else the end of the connection would end this process
+        self._socket.send(encode("end"))  # otherwise the end of the connection would end this process
         wait_for("it has been read", lambda: self.link.is_ended)
         self._socket.close()
 
@@ -49,7 +49,7 @@ def agent_of_worker() -> Iterator[Agent]:
 
 @pytest.fixture
 def has_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An update may take as long as it likes."""
+    """Lets an update take as long as it likes."""
     monkeypatch.setattr(links, "_UPDATE_S", 1000.0)
 
 
@@ -77,7 +77,7 @@ def test_a_round_that_ends_during_an_update_is_over_after_it() -> None:
 
 
 def test_an_update_that_takes_too_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rank may be in a collective, with a rank that is lost."""
+    """Its rank may be in a collective with a lost rank."""
     monkeypatch.setattr(links, "_UPDATE_S", 0.01)
     with agent_of_worker() as agent:
         agent.link.begin_update(ROUND)
@@ -96,7 +96,7 @@ def test_an_error_ends_an_update() -> None:
 
 @pytest.mark.usefixtures("has_time")
 def test_a_peer_that_hangs_up_does_not_end_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that is drained closes its connections soon after its round has ended."""
+    """A node that is being drained closes its connections soon after its round has ended."""
     with agent_of_worker() as agent:
         monkeypatch.setattr(agent.link.sockets, "is_cut_by_peer", lambda: True)
         agent.link.begin_update(ROUND)

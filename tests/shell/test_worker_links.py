@@ -21,7 +21,7 @@ ROUND = 7
 
 @asynccontextmanager
 async def connected(folder: Path) -> AsyncIterator[tuple[WorkerLinks, socket.socket]]:
-    """The agent's end, and that of a worker which is ready."""
+    """The agent's end, and a ready worker's end."""
     ready = asyncio.Event()
     links = WorkerLinks(1, ControlSockets(folder), lambda _: ready.set())
     path = messages.socket_path(links.listen(0, 0)[messages.SOCKET_VARIABLE])
@@ -38,7 +38,7 @@ async def connected(folder: Path) -> AsyncIterator[tuple[WorkerLinks, socket.soc
 
 
 def environment(size: int) -> dict[str, str]:
-    """Takes about this many bytes in a message."""
+    """Variables that take about this many bytes in a message."""
     return {"PATH": "x" * (size - 100)}
 
 
@@ -53,14 +53,14 @@ async def test_a_message_of_any_size_that_fits_into_a_packet_arrives(tmp_path: P
 async def test_a_worker_for_which_a_message_is_too_large_for_the_system_does_not_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where `net.core.wmem_max` is small, a buffer is as small as this one, whatever is asked for."""
+    """With a small `net.core.wmem_max`, the buffer is as small as this one, whatever size is requested."""
     monkeypatch.setattr(worker_links, "_SEND_BUFFER", 1)
     caplog.set_level(logging.WARNING, "aelastic")
     async with connected(tmp_path) as (links, worker):
         links.begin(links.present((0,))[0], ROUND, environment(1000), 15.0)
         assert messages.decode(worker.recv(messages.MAX_PACKET))["round"] == ROUND
         links.begin(links.present((0,))[0], ROUND, environment(20_000), 15.0)
-        assert await asyncio.to_thread(worker.recv, 1) == b"", "closed: the worker ends, and the job restarts it"
+        assert await asyncio.to_thread(worker.recv, 1) == b"", "closed: the worker exits, and the job restarts it"
     (record,) = caplog.records
     assert "closing the in-place socket of local rank 0" in record.getMessage()
     assert "larger than net.core.wmem_max allows" in record.getMessage()

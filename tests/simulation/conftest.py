@@ -1,4 +1,4 @@
-"""Worlds end with their tests: tasks of processes that still run would be collected at any moment."""
+"""Ends simulated worlds with their tests: tasks of running processes might otherwise be collected at any moment."""
 
 from __future__ import annotations
 

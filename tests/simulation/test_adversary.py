@@ -1,4 +1,4 @@
-"""Faults where they hurt most: an adversary that looks ahead, and every fault at every step of a job of two nodes."""
+"""Worst-case faults: an adversary that looks ahead, and every fault at every step of a job with two nodes."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_nodes_follow_a_coordinator_that_displaces_a_new_job_once_it_reaches_the
     Path(45000310, size, faults).run()
 
 
-# The endpoint's host is lost, and the other nodes elect a leader.  A new agent there begins a job of its own, and then cannot reach the
-# leader, which displaces it as a worker fails.
+# The endpoint's host is lost, and the other nodes elect a leader.  A new agent there founds a job of its own, and can't
+# reach that leader, which displaces it as a worker fails.
 DISPLACED = Path(
     48000013,
     Size(min_nodes=1, max_restarts=1, is_endpoint_on_node0=True),
@@ -88,8 +88,8 @@ def test_a_leader_that_does_not_give_up_its_log_to_a_newer_one_is_found(monkeypa
         attack(414, "node0")
 
 
-# As its host comes back, the endpoint is silent for 2 s: the question of the leader that the other nodes have elected is lost, and is given up
-# a lease later.
+# When its host comes back, the endpoint is silent for 2 s: the new leader's question is lost, and times out a lease
+# later.
 NOT_DISPLACED_FOR_LONG = Path(
     50002145,
     Size(min_nodes=1, max_restarts=1, is_endpoint_on_node0=True),
@@ -176,7 +176,7 @@ def test_a_node_that_was_lost_in_an_earlier_round_reads_on_the_endpoint_how_the_
 
 
 def test_a_run_is_over_where_a_job_begins_after_another_that_left_no_trace_though_more_was_to_fail() -> None:
-    """The endpoint has gone with its host, and comes back empty once the others' job has failed."""
+    """The endpoint is lost with its host, and comes back empty once the other nodes' job has failed."""
     size = Size(nodes=3, min_nodes=1, max_nodes=3, max_restarts=0, is_endpoint_on_node0=True)
     gone_at, failed_at, begins_again_at = 2.5, 10.0, 8.5
     faults = (
@@ -194,7 +194,7 @@ def test_a_run_is_over_where_a_job_begins_after_another_that_left_no_trace_thoug
 
 def test_an_attack_can_be_played_again_and_shrunk() -> None:
     path = attack(3, "c10d")
-    path.run()  # as it came about
+    path.run()  # in the original order
     assert eval(repr(path)) == path and len(path.faults) >= 2
 
     class Broken(Path):
@@ -235,10 +235,10 @@ def test_a_bug_is_found_shrunk_and_told_as_a_story(tmp_path: FilePath, monkeypat
     (note,) = caught.value.__notes__
     text, _, path = note.partition("\n\n")
     story = story_in(tmp_path, text)
-    assert len(path.splitlines()) == 2, "one fault, and how to play it again"
+    assert len(path.splitlines()) == 2, "one fault, and how to replay it"
     assert told(story) == list(story.lines), "with the bug"
     monkeypatch.undo()
-    assert told(story) != list(story.lines), "and so it fails once that is mended"
+    assert told(story) != list(story.lines), "without the bug it diverges"
 
 
 def test_a_promise_that_breaks_in_a_copy_is_found_and_told_with_its_path(monkeypatch: pytest.MonkeyPatch) -> None:

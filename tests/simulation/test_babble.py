@@ -1,4 +1,4 @@
-"""Whatever a supervisor submits, in whichever phase of its member, and whatever fails meanwhile: the agent lives."""
+"""Any submission of a supervisor, in any phase of its member, with any failure meanwhile: the agent survives."""
 
 from __future__ import annotations
 

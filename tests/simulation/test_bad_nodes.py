@@ -1,8 +1,8 @@
-"""Jobs with a broken host, simulated for days: it is found, and hosts that are well keep their seats.
+"""Jobs with a broken host, simulated for days: it is found, and healthy hosts keep their seats.
 
-Only the coordinator is real.  Its nodes fail as nodes do: the broken one takes the job down again and again, by a
-segmentation fault, a bus error or a check that finds it unfit; the others by errors, hangs and lost peers,
-which prove nothing of a host, and now and then by a loss, which proves a little.
+Only the coordinator is real.  Nodes fail as in practice: the broken one takes the job down again and again, by a
+segmentation fault, a bus error or a check that finds it unfit; the others by errors, hangs and lost peers, which
+prove nothing about a host, and sometimes by a loss, which proves a little.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from aelastic.rdzv.restart_policy import SEATS_PER_ABSENT, RestartPolicy
 
 HOUR_S = 3600.0
 PARTS = min(max(BAD_NODE_JOBS // 60, 1), 10)
-JOBS = BAD_NODE_JOBS // PARTS  # of a part
-# What befalls good nodes, all of a job together: once in so many hours.
+JOBS = BAD_NODE_JOBS // PARTS  # per part
+# Mean hours between the failures of all healthy nodes of a job.
 HARMLESS_H, LOSS_H = 6.0, 240.0
-BREAKS_H = 20.0  # the broken one has done so by then
+BREAKS_H = 20.0  # the broken one has failed by then
 LIVED = Reached(life_s=600.0)
-# Each proves nothing of a host.
+# None of these proves anything about a host.
 HARMLESS = [
     (1, "ValueError: odd"),
     (1, "RuntimeError: Connection reset by peer"),
@@ -42,10 +42,10 @@ HARMLESS = [
 
 @dataclass
 class Job:
-    """One job.  Nodes are named by letters; a spare is a node more than there are seats."""
+    """One job.  Nodes are named by letters; spares are nodes beyond the number of seats."""
 
     seed: int
-    excluded: set[str] = field(default_factory=set[str])  # hosts that were, ever
+    excluded: set[str] = field(default_factory=set[str])  # every host that was ever excluded
     broke_at: list[float] = field(default_factory=list[float])  # the broken one
     nodes: Reports = field(default_factory=Reports)
     was_needed: bool = False  # there were too few nodes without it
@@ -68,14 +68,14 @@ class Job:
         self.nodes.tell(self.core, message, self.now)
 
     def step(self) -> None:
-        """All do what they have to do."""
+        """Lets all nodes act."""
         self.now += 1.0
         if self.core.is_due(self.now):
             self.tell(DeadlinePassed())
         self.join([*self.core.roster.stopping])
 
     def settle(self) -> None:
-        """A round runs."""
+        """Waits for a round."""
         for _ in range(40):
             self.step()
             if self.core.phase is Phase.RUNNING and not self.core.deadline:
@@ -134,11 +134,11 @@ class Job:
                 self.join([name], "row 3")
                 self.step()
                 self.now += 600.0
-                self.join([name])  # its check finds nothing any more
+                self.join([name])  # its check no longer finds anything
 
     @property
     def is_convicted(self) -> bool:
-        """Whether the broken host has taken the job down twice within a day, and no more."""
+        """Whether the broken host has taken the job down exactly twice within a day."""
         pairs = zip(self.broke_at, self.broke_at[1:], strict=False)
         second = next((at for before, at in pairs if at < before + BLAME_WINDOW_S), inf)
         return self.broke_at[-1:] <= [second]

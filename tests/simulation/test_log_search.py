@@ -1,4 +1,4 @@
-"""The replicated log among faults: no search finds what must not happen, and each finds a rule that is broken."""
+"""Searches for violations in the replicated log under faults: none are found unless a rule is broken."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_broken_rule_is_noticed(broken: Break, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("broken", BREAKS, ids=lambda broken: broken.name)
 def test_what_notices_a_broken_rule_is_the_rule(broken: Break) -> None:
-    """The same walks find nothing where no rule is broken."""
+    """The same walks find nothing if no rule is broken."""
     broken.walk(broken.seed)
 
 

@@ -1,4 +1,4 @@
-"""Whatever the sentences are: a seed's decisions, events, counters and verdicts are the same with numbers in their place."""
+"""A seed's decisions, events, counters and verdicts stay the same if numbers replace all sentences."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from aelastic.agent.run_event_source import RunEventSource
 from aelastic.observe.run_state import RunState
 from aelastic.rdzv.protocol import messages as m
 
-pytestmark = pytest.mark.words  # it makes numbers of them itself
+pytestmark = pytest.mark.words  # replaces the texts itself
 DECISIONS = m.Assigned | m.Interrupted | m.Ended | m.Settled
 
 
 class Observed:
-    """A worker group, as the observers of its agent see it."""
+    """A worker group, as seen by its agent's observers."""
 
     def __init__(self, group: WorkerGroup) -> None:
         self.group, self.source, self.state = group, RunEventSource(group), RunState()
@@ -41,7 +41,7 @@ class Observed:
 
 
 def decided_in(seed: int, endpoints: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the nodes of a simulation hear, what their observers see, and how each of them ends."""
+    """Messages to the nodes of a simulation, events of their observers, and the end of each node."""
     simulation, told = simulation_of(seed, endpoints), list[Any]()
     heard, handle, groups = simulation.checks.heard, WorkerGroup.handle, dict[int, Observed]()
 
@@ -71,5 +71,5 @@ def test_a_seed_decides_the_same_whatever_the_sentences_are(
 ) -> None:
     with numbered() as sentences:
         decided = decided_in(seed, endpoints, monkeypatch)
-        assert sentences, "observers are told why"
+        assert sentences, "observers receive reasons"
     assert decided == decided_in(seed, endpoints, monkeypatch)

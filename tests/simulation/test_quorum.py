@@ -1,4 +1,4 @@
-"""A quorum of stores among faults: the register's history is linearizable."""
+"""A quorum of stores under faults: the register's history is linearizable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_no_store_forgets_once_all_is_calm() -> None:
 
 
 def test_no_store_forgets_that_only_a_vote_older_than_the_chosen_one_can_spare() -> None:
-    """The older one came late to a store that it had taken in: to forget one more then is a majority that has forgotten."""
+    """The older vote reached a new store late: if one more forgets then, a majority has lost its data."""
     simulate(50000271)
 
 
@@ -44,7 +44,7 @@ find_basis = Attempt.find_basis
 
 
 def _of_all_that_answer(attempt: Attempt, name: str, *, is_known: bool) -> Basis | None:
-    """A store that has forgotten counts like any other."""
+    """Treats a store that has lost its data like any other."""
     votes = [cell.vote for cell in attempt.seen.values() if cell and cell.vote]
     if not votes or len(attempt.seen) < attempt.majority:
         return find_basis(attempt, name, is_known=is_known)
@@ -60,7 +60,7 @@ def _of_any_vote(attempt: Attempt, name: str, *, is_known: bool) -> Basis | None
 
 
 @pytest.mark.parametrize(
-    "name, wrong, first",  # a seed before the one that finds it: each costs its time
+    "name, wrong, first",  # starts just before the seed that finds it, to save time
     [
         ("majority", property(lambda attempt: attempt.size // 2), 0),
         ("holds", lambda attempt, basis: True, 3),

@@ -1,4 +1,4 @@
-"""Drains, simulated: all ranks save at one call of `notice.due`, or on none, whatever is lost while that is agreed."""
+"""Drains, simulated: all ranks save at the same call of `notice.due`, or none does, whatever is lost meanwhile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAULTS = (
 
 
 class Drained(Simulation):
-    """A job whose workers train; nothing goes wrong but what its test does."""
+    """A job of training workers; nothing goes wrong except what its test does."""
 
     def __init__(self, seed: int, hosts: int = 4, *, step_s: tuple[float, float] = (0.005, 0.02), **size: Any) -> None:
         super().__init__(seed, Size(nodes=hosts, max_nodes=hosts, **size), Faults())
@@ -53,12 +53,12 @@ class Drained(Simulation):
 
     @property
     def training(self) -> Training | None:
-        """The newest round's."""
+        """The newest round's training."""
         return self.world.trainings[max(self.world.trainings)] if self.world.trainings else None
 
     @property
     def ranks(self) -> int:
-        """That train together now."""
+        """How many ranks train together now."""
         return 0 if self.training is None else len(self.training.ranks)
 
     @property
@@ -75,12 +75,12 @@ class Drained(Simulation):
         return next(agent for agent in self.living if agent.coordinates)
 
     def look_for_splits(self) -> None:
-        """All ranks of a round that ended with a save had saved at the same call."""
+        """Checks that all ranks of a round that ended with a save saved at the same call."""
         for training in self.world.trainings.values():
             for call, ranks in training.saves.items():
                 others = {rank: each.calls for rank, each in training.ranks.items() if rank not in ranks}
                 passed = {rank: calls for rank, calls in others.items() if calls > call}
-                assert not passed, f"ranks {sorted(ranks)} saved at call {call}, and others went on: {passed}"
+                assert not passed, f"ranks {sorted(ranks)} saved at call {call}, and others continued: {passed}"
 
 
 def drained(simulation: Drained, agent: Agent, within_s: float = DEADLINE_S) -> None:
@@ -113,7 +113,7 @@ def test_the_coordinators_own_node_leaves_in_the_same_way() -> None:
 
 
 def test_several_notices_are_one_and_the_earliest_deadline_holds() -> None:
-    simulation = Drained(3, step_s=(8.0, 8.0))  # nobody comes by in time
+    simulation = Drained(3, step_s=(8.0, 8.0))  # nobody reaches a call in time
     first, second, began = simulation.agent(1), simulation.agent(2), simulation.world.now
     first.holds.ask(Verb.DRAIN, 60.0)
     simulation.pass_time(0.5)
@@ -156,7 +156,7 @@ def test_a_spare_takes_the_place_of_the_node_that_leaves() -> None:
 def test_an_accepted_request_is_carried_out_though_hardly_any_time_is_left_once_the_endpoint_is_back(
     verb: Verb, left_s: float
 ) -> None:
-    """All ranks have saved, and wait; the coordinator may not decide before the endpoint is back."""
+    """All ranks have saved and are waiting; the coordinator may not decide before the endpoint is back."""
     simulation = Drained(1, hosts=3, step_s=(2.5, 3.0), has_etcd=True)
     training, agent = simulation.training, simulation.agent(1)
     assert training is not None
@@ -171,8 +171,8 @@ def test_an_accepted_request_is_carried_out_though_hardly_any_time_is_left_once_
 
 
 def strike(simulation: Drained, fault: str, dice: random.Random) -> None:
-    """A fault, some time after something was asked."""
-    # Most of what is agreed takes some 10 ms, to save some 100.
+    """A fault, some time after the request."""
+    # Most agreements take some 10 ms, a save some 100.
     simulation.pass_time(dice.choice([dice.uniform(0, 0.03), dice.uniform(0, 1.5)]))
     if not simulation.living:
         return
@@ -220,7 +220,7 @@ def test_what_is_asked_of_the_whole_job_is_done_once_whatever_fails_meanwhile(fa
 
 
 def ask_of_all(fault: str, seed: int) -> None:
-    """A restart, a stop or a kill is asked for, and a fault strikes."""
+    """Requests a restart, a stop or a kill, and causes a fault."""
     dice = random.Random(f"{fault} {seed} all")
     simulation = Drained(seed, dice.choice([2, 3, 4]), has_etcd=dice.random() < 0.5)
     asker, before = dice.choice(simulation.living), simulation.training
@@ -231,11 +231,11 @@ def ask_of_all(fault: str, seed: int) -> None:
     try:
         if verb is Verb.RESTART:
             simulation.wait(partial(_is_done, simulation, asker, before))
-            # A node that does not notice that its connection broke is lost, and the others begin another round.
+            # A node that does not notice its broken connection is lost, and the others begin another round.
             has_lost_none = len({len(round_.heard) for round_ in simulation.checks.rounds.values()}) == 1
             is_mild = fault in {"nothing", "endpoint down"} or (fault == "connection breaks" and has_lost_none)
             most = 1 if is_mild else 3
-            assert len(simulation.world.trainings) - rounds <= most, "asked again, it is not done again"
+            assert len(simulation.world.trainings) - rounds <= most, "a repeated request is not carried out twice"
         else:
             simulation.wait(partial(_is_gone, asker))
         simulation.look_for_splits()
@@ -252,7 +252,7 @@ def test_requests_that_found_a_bug_find_it_no_more(fault: str, seed: int) -> Non
 
 
 def _is_done(simulation: Drained, asker: Agent, before: Training | None) -> bool:
-    """Another round trains, or nobody is left who has asked for it."""
+    """Whether another round trains, or nobody is left who requested one."""
     return not asker.is_alive or (simulation.training is not before and simulation.calls > 3)
 
 

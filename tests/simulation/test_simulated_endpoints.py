@@ -20,7 +20,7 @@ def test_whatever_happens_to_endpoints_one_coordinator_decides_and_there_is_one_
 
 
 def test_votes_that_are_counted_twice_are_found_with_several_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worlds are bad enough: leaders lose the stores and their nodes in them."""
+    """The worlds are harsh enough: leaders lose the stores, and the nodes on the same hosts."""
     monkeypatch.setattr("aelastic.rdzv.log.votes.is_more_than_half", lambda *_: True)
     with pytest.raises(BrokenPromiseError, match=r"is committed, and .* know that"):
         simulate(6, endpoints=3)
@@ -32,13 +32,13 @@ def _simulate_all(seeds: range) -> None:
 
 
 class _Claim(Simulation):
-    """The coordinator falls silent, and the host of the agent that claims its place goes when some of its writes have begun.
+    """The leader falls silent, and the host of the agent that claims its place dies after some writes have begun.
 
     Args:
-        seed: of the delays.
-        endpoints: of three the coordinator is back when its successor goes, of five it stays away.
-        fault: of the successor.
-        begun: so many writes.
+        seed: for the delays.
+        endpoints: with three, the leader is back when its successor dies; with five, it stays away.
+        fault: the successor's.
+        begun: number of writes.
     """
 
     def __init__(self, seed: int, endpoints: int, fault: str, begun: int) -> None:
@@ -55,7 +55,7 @@ class _Claim(Simulation):
         (self.first,) = [agent for agent in self.living if agent.coordinates]
 
     def is_at_work(self) -> bool:
-        """Whether the hosts that stay, and no others, run a round."""
+        """Whether the remaining hosts, and no others, run a round."""
         agents = [agent for agent in self.living if agent.host in self.staying]
         rounds = {self.checks.round_of(agent) for agent in agents if agent.group.phase == "running"}
         (round_, *others) = rounds or {None}
@@ -66,7 +66,7 @@ class _Claim(Simulation):
         return self.lost_at is not None
 
     def note_write(self, agent: Agent) -> None:
-        """A process asks a store to write something; those that campaign claim."""
+        """A process asks a store to write; those that campaign make claims."""
         if phase_of(agent) != "campaigning":
             return
         self.left -= 1

@@ -1,4 +1,4 @@
-"""Recovery in place over several nodes, simulated: whatever the seeds bring, and that each promise can be broken."""
+"""Recovery in place across several nodes, simulated: seeds keep every promise, and each promise can be broken."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_whatever_goes_wrong_workers_recover_in_place_or_restart_together(begin:
 
 
 def assert_reach_what_they_are_for(worlds: list[InPlaceSimulation]) -> None:
-    """A simulation in which nothing happens would pass."""
+    """A simulation in which nothing happens must not pass."""
     counts = sum((world.checks.counts for world in worlds), Counter[str]())
     assert counts["kept"] > len(worlds) and counts["recovered"] > len(worlds)
     assert counts["replaced"] > len(worlds) / 2 and counts["released"] > len(worlds) / 2
@@ -93,13 +93,13 @@ BROKEN: dict[str, tuple[type, str, Any, str]] = {
 }  # fmt: skip
 
 
-# Workers that end where a rule is for: seeds that find it are many then.
+# Workers that end where a rule applies, so that many seeds find its violation.
 HABITS: dict[str, dict[str, float]] = {
     "one node says that its workers can leave, and restarts them": {"dies_sharing": 0.6},
     "a round that is over begins": {"dies_ready": 0.5, "dies_forming": 0.3, "starts_s": 3.0},
     "a worker that does not leave is waited for": {"sticks": 0.3},
 }
-# Where few seeds find it, the search begins shortly before one that does.
+# If few seeds find it, the search begins shortly before one that does.
 FIRST_SEEDS = {
     "one node says that its workers can leave, and restarts them": 80,
     "a round that is over begins": 31,
@@ -123,7 +123,7 @@ def test_a_worker_that_begins_a_round_while_others_are_in_the_one_before_is_foun
 
 
 def is_broken(promise: str, first_seed: int = 0, **habits: float) -> bool:
-    """Whether a seed finds that this promise is broken; others may find first that a core is in no state that it can be in."""
+    """Whether a seed finds this promise broken; others may first find a core in an impossible state."""
     for seed in range(first_seed, first_seed + 200):
         simulation = in_place_simulation_of(seed)
         simulation.workplace.habits = replace(simulation.workplace.habits, **habits)  # type: ignore[arg-type]
@@ -137,7 +137,7 @@ def is_broken(promise: str, first_seed: int = 0, **habits: float) -> bool:
     return False
 
 
-# Each has found a bug of plans and statuses: what is asked for again, rounds that end as they begin, nodes that are heard late.
+# Each found a bug in plans and statuses: repeated requests, rounds that end as they begin, delayed messages.
 @pytest.mark.parametrize("seed", [8, 433, 5015, 5028, 5160, 9156, 9206, 9247, 20861, 21167, 61001377, 62001467])
 def test_seeds_that_found_a_bug_find_it_no_more(seed: int) -> None:
     in_place_simulation_of(seed).run()

@@ -1,6 +1,6 @@
-"""The rendezvous, simulated: stories with exact expectations, then whatever the seeds bring.
+"""The rendezvous, simulated: stories with exact expectations, then random seeds.
 
-`pytest tests/simulation --seeds=5000` (or SIMULATION_SEEDS=5000) runs as many as you like.
+`pytest tests/simulation --seeds=5000` (or SIMULATION_SEEDS=5000) runs any number of them.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from aelastic.rdzv.leader.leader import STAND_BACK_LEASES, STAND_BACK_S
 from aelastic.rdzv.protocol.messages import Outcome
 
 SEEDS_IN_A_TEST = 20
-# What the coordinator's timers and the workers' ends may take when a node is known to be gone.
+# Time for the leader's timers and the ends of workers once a node is known to be gone.
 SOON_S = 1.5
 
 both_endpoints = pytest.mark.parametrize("has_etcd", [False, True], ids=["c10d", "etcd"])
 
 
 class Story(Simulation):
-    """A simulation in which nothing goes wrong but what its test does."""
+    """A simulation in which nothing goes wrong except what its test does."""
 
     def __init__(self, hosts: str = "012", **size: Any) -> None:
         super().__init__(0, Size(**{"nodes": len(hosts), "max_nodes": len(hosts), **size}), Faults())
         self.watch_rounds()
-        self.is_calm = True  # workers neither fail nor end by themselves
+        self.is_calm = True  # workers neither fail nor exit by themselves
         for host in hosts:
             self.begin(host)
             self.pass_time(0.5)
@@ -68,23 +68,23 @@ class Story(Simulation):
 
     @property
     def renewals(self) -> int:
-        """As the cell counts them."""
+        """The cell's count."""
         assert self.endpoint.stored is not None
         return self.endpoint.stored.cell.renewals
 
     @property
     def leader_in_cell(self) -> str:
-        """The node id of the leader that the cell names."""
+        """The node id of the leader in the cell."""
         stored = self.endpoint.stored
         return "" if stored is None or stored.leader is None else stored.leader.node_id
 
     def until_renewed(self) -> None:
-        """The leader has just renewed the cell."""
+        """Waits until the leader has just renewed the cell."""
         renewals = self.renewals
         self.until(lambda: self.renewals > renewals, LEASE_S)
 
     def run_by(self, hosts: str) -> Round | None:
-        """The round that these nodes, and no others, run together."""
+        """The round of exactly these nodes."""
         running = [agent for agent in self.living if agent.alive and not agent.is_frozen]
         rounds = {self.checks.round_of(agent) for agent in running}
         if "".join(sorted(agent.host[-1] for agent in running)) != hosts or len(rounds) != 1:
@@ -111,7 +111,7 @@ class Story(Simulation):
             self.world.heal(*way)
 
     def assert_undisturbed(self, hosts: str, act: Callable[[], object], seconds: float = 4 * LEASE_S) -> None:
-        """Something happens, and the round that runs goes on: no worker is stopped or started."""
+        """Something happens, and the current round continues: no worker is stopped or started."""
         round_ = self.until_run_by(hosts)
         generations = {host: self.agent(host).group.generation for host in hosts}
         act()
@@ -127,7 +127,7 @@ def restart_count(round_: Round) -> int:
 
 
 def whose_coordinator_is_a_spare(**size: Any) -> Story:
-    """Nodes 1 and 2 run; node 0 coordinates, and waits like node 3: it was lost to itself for a moment."""
+    """Nodes 1 and 2 run; node 0 leads, and is a spare like node 3, as it briefly lost its own connection."""
     story = Story("0123", nodes=5, max_nodes=2, **size)
     story.until_run_by("01")
     own = connection_of(story.agent("0"))
@@ -139,7 +139,7 @@ def whose_coordinator_is_a_spare(**size: Any) -> Story:
     return story
 
 
-# Nodes come and go.
+# Nodes join and leave.
 
 
 @both_endpoints
@@ -163,8 +163,8 @@ def test_a_silent_coordinator_is_replaced(how: str, has_etcd: bool) -> None:
         coordinator.freeze()
     else:
         coordinator.crash("dark")
-    # A endpoint that forgets does so with its own clock, a whole second at most later, and counts from the last keep.  What
-    # a counting one says has to stand still for a lease for the agents that look.
+    # An endpoint with expiry uses its own clock, up to a second late, and counts from the last keepalive.  Otherwise,
+    # the agents have to see the same count for a lease.
     rest = "012".replace(coordinator.host[-1], "")
     assert restart_count(story.until_run_by(rest, 2 * LEASE_S + 4)) == 0
 
@@ -214,7 +214,7 @@ def test_a_coordinator_that_all_other_nodes_have_lost_is_replaced_and_its_own_wo
         cut
     ]
     began, rest = story.world.now, "012".replace(coordinator.host[-1], "")
-    # The last renewal of one that hears nothing may be made a third of a lease later, and be forgotten late.
+    # A leader that receives nothing may renew for another third of a lease, and is then forgotten late.
     within_s = LEASE_S + 1.0 if cut != "hears nothing" else LEASE_S * 4 / 3 + 1.0
     story.until(lambda: story.run_by(rest), within_s)
     assert not coordinator.alive
@@ -241,7 +241,7 @@ def test_a_node_that_has_finished_may_be_lost_and_the_others_are_still_one_round
 @both_endpoints
 @pytest.mark.parametrize("hosts", ["01", "012"])
 def test_a_coordinator_whose_other_nodes_were_all_switched_off_goes_on_alone(hosts: str, has_etcd: bool) -> None:
-    """A single other node that is silent says nothing; of several it may be the coordinator that is cut off."""
+    """If only one node falls silent, that proves nothing; if several do, the leader itself may be cut off."""
     story = Story(hosts, has_etcd=has_etcd, survivor="endpoint")
     story.until_run_by(hosts)
     coordinator = story.coordinator
@@ -270,7 +270,7 @@ def test_a_middlebox_that_resets_connections_makes_no_agent_a_coordinator(has_et
 
 
 def test_a_lost_answer_of_the_endpoint_makes_no_later_fail_over_slower() -> None:
-    """The renewal counts on the endpoint; members that hear a smaller count would take it for one made just now."""
+    """The renewal counts on the endpoint; members told a smaller count would later mistake it for a new one."""
     story = Story()
     story.until_run_by("012")
     before = story.renewals
@@ -280,7 +280,7 @@ def test_a_lost_answer_of_the_endpoint_makes_no_later_fail_over_slower() -> None
     story.pass_time(3 * LEASE_S)
     before = story.renewals
     story.until(lambda: story.renewals > before, LEASE_S)
-    story.pass_time(0.2)  # its heartbeat has been heard
+    story.pass_time(0.2)  # its heartbeat has arrived
     coordinator = story.coordinator
     coordinator.crash("dark")
     story.until(lambda: len(story.endpoint.elections) == 2, LEASE_S + 0.5)
@@ -309,7 +309,7 @@ def test_of_five_nodes_four_run_whichever_is_killed_twenty_times(has_etcd: bool)
     assert len(story.checks.rounds) == 21
 
 
-# The coordinator goes.
+# Loss of the leader.
 
 
 @both_endpoints
@@ -366,7 +366,7 @@ def test_a_coordinator_that_is_not_sure_of_its_reign_asks_most_nodes_or_waits_fo
 
 
 def silent_for_a_while(story: Story) -> None:
-    """As a endpoint is of several endpoints of which most are missing."""
+    """Makes the endpoint silent, as if most of several endpoints were missing."""
     story.endpoint.is_silent = True
     story.pass_time(4 * LEASE_S)
     story.endpoint.is_silent = False
@@ -394,11 +394,11 @@ def test_a_job_begins_and_ends_once_when_the_endpoint_answers_again() -> None:
     assert len(story.checks.rounds) == 1
 
 
-# The only endpoint goes, and the coordinator with it.
+# Loss of the only endpoint together with the leader.
 
 
 def with_endpoint(hosts: str = "012", **size: Any) -> Story:
-    """Node 0 serves the endpoint, and coordinates."""
+    """Node 0 serves the endpoint, and leads."""
     story = Story(hosts, is_endpoint_on_node0=True, **size)
     story.until_run_by(hosts)
     story.pass_time(1)
@@ -407,7 +407,7 @@ def with_endpoint(hosts: str = "012", **size: Any) -> Story:
 
 
 def take_away(story: Story, how: str) -> None:
-    """The host of the endpoint and the coordinator is gone."""
+    """The host of the endpoint and the leader is lost."""
     if how == "cut off":
         story.cut_off("0", *(host.removeprefix("node") for host in story.hosts[1:]))
         for host in story.hosts[1:]:
@@ -444,7 +444,7 @@ def test_most_nodes_of_a_round_go_on_without_endpoint_and_coordinator_and_take_t
     bring_back(story, how)
     assert restart_count(story.until_run_by("012", 2 * LEASE_S + 2)) == 0
     assert story.leader_in_cell == story.coordinator.node_id
-    # As a host comes back that was switched off, a question to it may be on its way for seconds: then the new agent there asks first.
+    # A query to a host that was switched off and comes back may take seconds: then its new agent asks first.
     assert story.coordinator is not story.agent("0") or how == "dark"
 
 
@@ -484,7 +484,7 @@ def test_without_a_majority_nodes_stop_their_workers_and_wait_for_the_endpoint(h
 
 
 def test_an_agent_that_was_started_anew_does_not_vote_for_the_one_before() -> None:
-    """Its node went on with the others; the new agent knows nothing of that, and finds the side with the endpoint."""
+    """Its node continued with the others; the new agent does not know that, and finds the side with the endpoint."""
     story = with_endpoint("0123")
     take_away(story, "cut off")
     story.until(lambda: story.run_by("123"), LEASE_S + SOON_S)
@@ -504,7 +504,7 @@ def test_an_agent_that_was_started_anew_does_not_vote_for_the_one_before() -> No
 
 @pytest.mark.parametrize("fourth", ["lives", "is replaced"])
 def test_of_two_halves_that_have_the_endpoint_in_turn_the_one_that_agreed_on_a_round_goes_on(fourth: str) -> None:
-    """The first begins a round while it has it, and needs it no more; the other half has no vote from then on."""
+    """The first half begins a round with the endpoint's vote, and then no longer needs it; the other half lacks one."""
     story = Story("0123")
     story.until_run_by("0123")
     story.pass_time(1)
@@ -527,14 +527,14 @@ def test_of_two_halves_that_have_the_endpoint_in_turn_the_one_that_agreed_on_a_r
 
 
 def test_newcomers_in_the_places_of_all_that_are_missing_take_part() -> None:
-    """Two of three machines are switched off and on again: none is left that could go on elsewhere."""
+    """Two of three machines were switched off and on again: none is left that could have continued elsewhere."""
     story = with_endpoint()
     for host in "12":
         story.agent(host).crash("dark")
     story.pass_time(2 * LEASE_S)
     story.begin("1")
     story.pass_time(2 * LEASE_S)
-    assert not story.run_by("01"), "the last one may have gone on with the other"
+    assert not story.run_by("01"), "the last one may have continued with the other"
     story.begin("2")
     story.until_run_by("012", LEASE_S)
 
@@ -564,11 +564,11 @@ def test_a_minority_goes_on_where_the_coordinator_and_others_end_at_once_and_the
     story.until_run_by(rest[len(hosts) // 2 :], LEASE_S + SOON_S)
 
 
-# The endpoint is no agent's, and is cut off together with new agents.
+# The endpoint is not on an agent's host, and is cut off together with new agents.
 
 
 def cut_off_with_newcomers(**size: Any) -> Story:
-    """Nodes 0, 1 and 2 are at work; nodes 3 and 4 have the endpoint."""
+    """Nodes 0, 1 and 2 run; nodes 3 and 4 have the endpoint."""
     story = Story("012", **{"nodes": 5, "min_nodes": 2, "max_nodes": 4, **size})
     story.until_run_by("012", LEASE_S + SOON_S)
     story.pass_time(1)
@@ -583,15 +583,15 @@ def test_newcomers_begin_no_round_beside_one_that_the_endpoint_knows() -> None:
     story = cut_off_with_newcomers()
     story.assert_undisturbed("012", lambda: None, 8 * LEASE_S)
     round_ = story.until_run_by("012")
-    assert story.agent("3").coordinates or story.agent("4").coordinates, "the endpoint has taken one of them"
+    assert story.agent("3").coordinates or story.agent("4").coordinates, "one of them leads at the endpoint"
     told = [
         text for agent in "34" for text in story.agent(agent).told if "node0, node1, node2 cannot be reached" in text
     ]
-    assert told, "which nodes are waited for"
+    assert told, "they log which nodes they wait for"
     story.heal_all()
     story.until(lambda: len({a.host for a in story.living if a.alive}) == 4, 2 * LEASE_S)
     newest = max(story.checks.rounds.values(), key=lambda each: each.fence)
-    # The one that coordinated may learn a moment later than the others that another does.
+    # The old leader may learn of the new one a moment later than the others.
     assert newest.before is round_ and len(round_.heard.keys() & newest.heard.keys()) >= 2
 
 
@@ -604,16 +604,16 @@ def test_newcomers_that_wait_for_a_round_in_vain_end_without_it_and_it_goes_on()
     story.until(lambda: len(story.living) == 3, 30 + 4 * LEASE_S)
     assert story.run_by("012") is round_ and len(story.checks.rounds) == 1
     story.heal_all()
-    # A node may read who leads on the endpoint before its own leader has learned that: then the round ends, for free.
+    # A node may read who leads at the endpoint before its own leader does: then the round ends, free of charge.
     story.pass_time(2 * LEASE_S)
     assert restart_count(story.until_run_by("012", LEASE_S)) == 0
     story.begin("3")
     story.until_run_by("0123", 2 * LEASE_S)
 
 
-# What costs a restart, among workers that die of each other.
+# What costs a restart, among workers that fail with each other.
 
-# A worker's end is seen, all are stopped, and started again.
+# A worker's end is noticed, all are stopped, and started again.
 WORKER_KILL_S = 0.3
 AGENT_KILL_S = 1.0
 
@@ -710,7 +710,7 @@ def test_a_machine_that_was_suspended_with_its_clock_begins_no_round_beside_the_
 def test_a_machine_that_was_suspended_with_its_clock_asks_the_endpoint_before_it_begins_a_round_with_a_newcomer(
     size: dict[str, Any],
 ) -> None:
-    """A newcomer completes a round that has waited for it, and is heard before the nodes that have hung up."""
+    """A newcomer completes the round, and its messages arrive before those of nodes that have disconnected."""
     for seed in range(WAKE_UPS):
         story = woken_with_a_newcomer(size, seed)
         story.until_run_by("012", 2 * LEASE_S)
@@ -718,7 +718,7 @@ def test_a_machine_that_was_suspended_with_its_clock_asks_the_endpoint_before_it
 
 
 def woken_with_a_newcomer(size: dict[str, Any], seed: int) -> Story:
-    """A coordinator without one of three nodes was suspended when another came; it hears all in an order of the seed's."""
+    """A leader with two of three nodes is suspended while another joins; then all events reach it in random order."""
     story = Story(min_nodes=3, **size)
     story.until_run_by("012")
     coordinator = story.coordinator
@@ -740,7 +740,7 @@ def woken_with_a_newcomer(size: dict[str, Any], seed: int) -> Story:
 def test_a_verdict_is_said_on_one_side_of_a_cut_only_if_the_other_side_says_the_same(
     is_endpoint_on_node0: bool, host: str
 ) -> None:
-    """The coordinator is cut off from the others at each event between the failure and the verdict."""
+    """The leader is cut off from the others at each event between the failure and the verdict."""
     for steps in CUT_AT:
         story = cut_in_two(host, steps, LEASE_S + 2, is_endpoint_on_node0=is_endpoint_on_node0)
         finish(story)
@@ -748,12 +748,12 @@ def test_a_verdict_is_said_on_one_side_of_a_cut_only_if_the_other_side_says_the_
 
 
 @pytest.mark.all
-@pytest.mark.timeout(600)  # two minutes of jobs, one for each event
+@pytest.mark.timeout(600)  # two minutes of jobs, one per event
 @pytest.mark.parametrize("is_endpoint_on_node0", [False, True])
 def test_a_node_that_is_cut_off_until_all_who_know_the_verdict_are_gone_gives_up_and_says_no_other(
     is_endpoint_on_node0: bool,
 ) -> None:
-    """Cut as above, but for longer than those who know the verdict wait for the rest: one of three is no quorum."""
+    """As above, but the cut outlasts the nodes that know the verdict: one of three is not a quorum."""
     gave_up = 0
     for host, steps in product("01", CUT_AT):
         story = cut_in_two(host, steps, 60, is_endpoint_on_node0=is_endpoint_on_node0)
@@ -769,7 +769,7 @@ def test_a_node_that_is_cut_off_until_all_who_know_the_verdict_are_gone_gives_up
 
 
 def finish(story: Story) -> None:
-    """The cut is over: agents meet again and succeed, or they end."""
+    """After the cut, agents meet again and succeed, or they end."""
     story.until(lambda: not story.living or story.run_by("012"), 120 + 3 * LEASE_S)
     story.is_work_done = True
     for agent in story.living:
@@ -778,7 +778,7 @@ def finish(story: Story) -> None:
 
 
 def cut_in_two(host: str, steps: int, seconds: float, *, is_endpoint_on_node0: bool) -> Story:
-    """A worker fails for good, and so many events later node 0, which coordinates, is cut off from nodes 1 and 2."""
+    """A worker fails for good, and `steps` events later node 0, which leads, is cut off from nodes 1 and 2."""
     story = Story(is_endpoint_on_node0=is_endpoint_on_node0, max_restarts=0)
     story.until_run_by("012")
     assert story.coordinator is story.agent("0")
@@ -808,7 +808,7 @@ def test_an_agent_that_was_elected_and_never_heard_of_it_campaigns_again(has_etc
     story = Story("", nodes=3, max_nodes=3, has_etcd=has_etcd)
     story.begin("0")
     lose_answers = partial(setattr, story.endpoint, "faults", EndpointFaults(answer_lost=1.0))
-    story.endpoint.on_write = lambda _: lose_answers()  # of all that a campaign asks there, that of what it writes
+    story.endpoint.on_write = lambda _: lose_answers()  # of a campaign's requests there, the answers to its writes
     story.until(lambda: len(story.endpoint.elections) == 1, 5)
     story.until(lambda: phase_of(story.agent("0")) != "campaigning", LEASE_S)
     story.endpoint.on_write = lambda _: None
@@ -839,7 +839,7 @@ def test_a_coordinator_writes_itself_anew_on_a_counting_endpoint_that_was_wiped(
 
 
 def test_a_newcomer_that_finds_the_cell_wiped_joins_the_log_whose_quorum_lives() -> None:
-    """Its wall clock is behind, so its term is below what the others have known."""
+    """Its wall clock is behind, so its term is lower than those the others know."""
     story = whose_coordinator_is_a_spare(min_nodes=2)
     story.world.behind_s["node4"] = 1e9
     story.assert_undisturbed("12", lambda: story.agent("0").crash(FIN))
@@ -880,7 +880,7 @@ def test_a_failure_is_answered_while_the_endpoint_is_away_where_nodes_vote_and_e
     story.assert_undisturbed("012", lambda: None)
 
 
-# The end.
+# Ends of jobs.
 
 
 @both_endpoints
@@ -909,7 +909,7 @@ def test_a_spare_that_was_away_when_the_job_ended_reads_the_verdict_on_the_endpo
     story.is_work_done = True
     for host in "01":
         story.agent(host).succeed_now()
-    story.until(lambda: story.living == [spare], 3 * LEASE_S)  # the coordinator waits for it
+    story.until(lambda: story.living == [spare], 3 * LEASE_S)  # the leader waits for it
     spare.thaw()
     story.until(lambda: not story.living, 5)
     assert spare.ended == "SUCCEEDED"
@@ -921,7 +921,7 @@ def test_a_spare_that_was_away_when_the_job_ended_reads_the_verdict_on_the_endpo
 def test_the_coordinator_stays_until_an_agent_that_was_away_has_heard_how_the_job_ended(
     ends: str, is_frozen: bool, away_s: float
 ) -> None:
-    """The endpoint goes with the others."""
+    """The endpoint is lost with the others."""
     story = with_endpoint(max_restarts=0)
     away = story.agent("2")
     if ends == "succeeds":
@@ -942,9 +942,9 @@ def test_the_coordinator_stays_until_an_agent_that_was_away_has_heard_how_the_jo
     if is_frozen:
         away.thaw()
     story.until(lambda: away.ended or away.is_finishing, LEASE_S)
-    # One that has read the endpoint stays for a lease, so that others can read it there.
+    # A node that has read the endpoint stays for a lease, so that others can read it there.
     story.until(lambda: not away.is_alive, LEASE_S + SOON_S)
-    # The coordinator has heard that it ended, or has lost it, and it may live for two leases.
+    # The leader knows that it ended, or has lost it and must assume that it lives for two leases.
     story.until(lambda: not story.living, 2 * LEASE_S + RETURN_S)
     assert {agent.ended for agent in story.agents} == {"FAILED" if ends == "fails" else "SUCCEEDED"}
 
@@ -970,7 +970,7 @@ def test_all_of_two_hundred_nodes_come_to_one_round() -> None:
     assert len(story.checks.rounds) == 1
 
 
-# The seeds.
+# Random seeds.
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -988,7 +988,7 @@ def test_whatever_goes_wrong_every_promise_is_kept(seeds: range) -> None:
 
 
 def assert_reach_what_they_are_for(worlds: list[Simulation], *, has_failed: bool) -> None:
-    """A simulation in which nothing happens would pass."""
+    """A simulation in which nothing happens must not pass."""
     outcomes = {verdict.outcome for world in worlds for verdict in world.checks.verdicts}
     assert outcomes >= ({Outcome.SUCCEEDED, Outcome.FAILED} if has_failed else {Outcome.SUCCEEDED})
     assert sum(len(world.endpoint.elections) for world in worlds) > 1.2 * len(worlds)
@@ -1009,7 +1009,7 @@ def simulate_with_imports(seed: int) -> None:
     simulation.run()
 
 
-# Each has found a bug: a founder that locks again the cell that another has founded a log in, clocks that differ by minutes.
+# Each found a bug: a founder that locks a cell in which another has founded a log, clocks that differ by minutes.
 @pytest.mark.parametrize("seed", [120347, 110948, 140873])
 def test_seeds_that_found_a_bug_find_it_no_more(seed: int) -> None:
     simulate(seed)
@@ -1017,5 +1017,5 @@ def test_seeds_that_found_a_bug_find_it_no_more(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [7, 71605])
 def test_a_seed_tells_the_same_story_twice(seed: int) -> None:
-    """Numbers of objects and the order of sets must not matter."""
+    """Object ids and the order of sets must not matter."""
     assert restored(simulate(seed).story(10_000)) == restored(simulate(seed).story(10_000))

@@ -1,4 +1,4 @@
-"""The world of the simulation is like the real one where that matters: ends of connections, frozen and dead processes."""
+"""The simulated world matches the real one where that matters: closed connections, frozen and dead processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PORT = 7000
 
 
 class Heard(asyncio.Protocol):
-    """Writes down what happens to it."""
+    """Records what happens to it."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -163,7 +163,7 @@ def test_what_a_cut_holds_back_comes_when_it_is_over() -> None:
     two.world.cut.add(("node0", "node1"))
     two.here.post(two, lambda: two.client.transport.write(b"late"))
     two.pass_time(30)
-    assert two.server.lines == [] and two.client.transport.get_write_buffer_size() == 0, "the kernel has it"
+    assert two.server.lines == [] and two.client.transport.get_write_buffer_size() == 0, "it is in the kernel"
     two.world.heal("node0", "node1")
     two.pass_time(5)
     assert two.server.lines == ["late"]

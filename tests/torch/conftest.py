@@ -1,4 +1,4 @@
-"""Fixtures of the tests beside torch."""
+"""Fixtures for tests with torch."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def torch_run(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def python() -> str:
-    """An interpreter that has the frameworks, and all that this one has."""
+    """An interpreter with the frameworks, and with everything that this one has."""
     return python_with_frameworks()
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterator[str]:
-    """The end of the training that recovers in place, without a fault."""
+    """The last line of the training that recovers in place, in a run without faults."""
     launcher = Launcher(tmp_path_factory.mktemp("undisturbed"), warm)
     yield course(start(launcher, script("def on_batch(step): pass\n"))).end
     launcher.close()

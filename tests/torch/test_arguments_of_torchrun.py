@@ -1,4 +1,4 @@
-"""The command line beside torchrun's own parser and launcher."""
+"""The command line, compared with torchrun's own parser and launcher."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_worker_command_is_torchruns(
     monkeypatch.delenv("PYTHON_EXEC", raising=False)
     if python_exec is not None:
         monkeypatch.setenv("PYTHON_EXEC", python_exec)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # or torchrun sets it, for good
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # otherwise torchrun sets it, permanently
     config, entrypoint, args = torch_run.config_from_args(torch_run.parse_args(argv))
     spec = parse(argv, os.environ).spec
     if entrypoint is torch_run.run_script_path:
@@ -88,7 +88,7 @@ def prefixes(parser: ArgumentParser) -> Iterator[str]:
 
 
 def torchs_reading(parser: ArgumentParser, argv: list[str]) -> dict[str, Any] | None:
-    """What torch's parser makes of it, but for defaults; nothing where it refuses."""
+    """The result of torch's parser without default values; `None` if it refuses."""
     for action in parser._actions:
         action.default = None
     try:
@@ -100,7 +100,7 @@ def torchs_reading(parser: ArgumentParser, argv: list[str]) -> dict[str, Any] | 
     }
 
 
-VALUES = ["1", "SIGTERM", "fork", "node"]  # each option of torchrun that takes a value takes one of these
+VALUES = ["1", "SIGTERM", "fork", "node"]  # one of these is valid for each option of torchrun that takes a value
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -109,7 +109,7 @@ def test_every_prefix_means_what_it_means_to_torchrun(torch_run: Any, capsys: py
     from aelastic.cli.parser import _find
 
     torchs = torch_run.get_args_parser()
-    # An option that this torch lacks may take a prefix from one that it has, as it does in a later torch.
+    # An option that this torch lacks may shadow a prefix of one that it has, as in later versions of torch.
     known = options_of(torchs)
     groups = {
         title: tuple(option for option in options if is_ours(option) or option.dest in known)
@@ -120,11 +120,11 @@ def test_every_prefix_means_what_it_means_to_torchrun(torch_run: Any, capsys: py
         for argv in ([prefix, "x.py"], *([f"{prefix}={value}", "x.py"] for value in VALUES)):
             theirs = torchs_reading(torchs, argv)
             try:
-                found = _find(argv, groups, command="")  # which refuses a command without a script, as torch does
+                found = _find(argv, groups, command="")  # like torch, it refuses a command without a script
             except InputError:
                 found = None
             if theirs is None and found is not None and len(argv) == 2 and "=" in argv[0]:
-                continue  # torch refuses the value there and we refuse it later; other values tell
+                continue  # torch refuses the value there and we refuse it later; other values are compared
             dests = None if found is None else set(found) - {"script", "script_args"}
             assert dests == (None if theirs is None else set(theirs)), f"{argv}: torchrun {theirs}, aelastic {found}"
             understood += theirs is not None
@@ -177,7 +177,7 @@ VALUE_OF = {
 def test_each_variable_of_torchrun_is_one_here(
     option: Any, script: str, torch_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where torchrun heeds `PET_<NAME>`, it stands here for the same as the option itself; elsewhere neither does."""
+    """Where torchrun honours `PET_<NAME>`, the variable means the same as the option; elsewhere neither honours it."""
     if not hasattr(torch_run.parse_args([script]), option.dest):
         pytest.skip("an option that this torch lacks")
     value = VALUE_OF.get(option.dest, "name") if option.metavar else "1"

@@ -1,4 +1,4 @@
-"""torch.compile finds what an earlier job compiled, also after one that was killed while it compiled."""
+"""torch.compile finds what an earlier job compiled, even if that job was killed while compiling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which errors of a rank are consequences of another rank's end, and which are the script's own."""
+"""Which of a rank's errors are consequences of another rank's end, and which are the script's own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aelastic.training.link import Link, RoundOver
 
 
 class Agent:
-    """What a link knows of it."""
+    """The parts of an agent that a link uses."""
 
     def __init__(self, *, ends_the_round: bool = True, is_cut: bool = False) -> None:
         self._ends_the_round = ends_the_round
@@ -28,7 +28,7 @@ class Agent:
 def judged(raises: Any, agent: Agent, patience_s: float = 20.0) -> bool:
     try:
         raises()
-    except BaseException as error:  # noqa: BLE001  whatever it is
+    except BaseException as error:  # noqa: BLE001  any kind
         return is_consequence(error, cast("Link", agent), 3, patience_s)
     raise AssertionError("nothing was raised")
 
@@ -38,7 +38,7 @@ def raise_(error: BaseException, cause: BaseException | None = None) -> None:
 
 
 def in_c() -> None:
-    """As a collective does whose peer is lost."""
+    """Fails like a collective with a lost peer."""
     torch.zeros(2, 3) @ torch.zeros(2, 3)
 
 
@@ -53,7 +53,7 @@ def in_context() -> None:
     try:
         in_c()
     except RuntimeError:
-        raise ValueError("while handling it")  # noqa: B904  that is the point
+        raise ValueError("while handling it")  # noqa: B904  intended
 
 
 def in_python_of_torch() -> None:

@@ -1,4 +1,4 @@
-"""A worker cannot tell what started it: torchrun and aelastic, given the same command line, are compared."""
+"""A worker cannot tell what started it: torchrun and aelastic get the same command line and are compared."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 QUICK = {"no flags", "standalone", "variables"}
-# One node, of which nothing says where its workers meet.
+# A single node without any option for where its workers meet.
 OF_A_FREE_PORT = {
     case
     for case, (command, env) in CASES.items()
@@ -86,17 +86,17 @@ def test_workers_find_what_torchrun_gives_them(folder: Path, warm: Warm, case: s
     for rank in theirs:
         their, our = theirs[rank], ours[rank]
         assert_same_env(their.pop("env"), our.pop("env"), env)
-        if "--run-path" in options:  # a child of multiprocessing, which has descriptors of its own and names them
+        if "--run-path" in options:  # a multiprocessing child, which has descriptors of its own and lists them
             for each in (their, our):
                 for key in ("orig_argv", "cmdline"):
                     each[key] = [re.sub(r"(tracker_fd|pipe_handle)=\d+", r"\1=N", word) for word in each[key]]
                 del each["fds"], each["leads its group"]
-            # Ours leads a session as any worker does, so that what it leaves behind can be found.
+            # Ours leads a session like any worker, so that its leftovers can be found.
             assert our.pop("leads its session") and not their.pop("leads its session")
         assert our == their
 
 
-# Where workers meet, and how they are started; of the others any may be there together.
+# Options for where workers meet and how they start; any of the others can be combined.
 MEETING = [
     *("", "--standalone", "--master-port PORT", "--master-addr localhost --master-port PORT", "--local-addr 127.0.0.5"),
     *("--standalone --local-addr 127.0.0.5", "--rdzv-endpoint localhost:PORT", "--standalone --master-port PORT"),
@@ -153,7 +153,7 @@ VARIABLES = {
 
 
 def drawn(seed: int) -> tuple[list[str], dict[str, str]]:
-    """A command line and variables; an option is on the command line, in either spelling, or in its variable."""
+    """A random command line and variables; an option is on the command line, in either spelling, or in its variable."""
     draw = random.Random(seed)
     options, env = MEETING[seed % len(MEETING)].split(), {}
     for flag in draw.sample(sorted(FLAGS), draw.randint(0, 6)):
@@ -168,7 +168,7 @@ def drawn(seed: int) -> tuple[list[str], dict[str, str]]:
     return [*options, *draw.choice(STARTED).split()], env
 
 
-# One starts programs and the other modules; with `--run-path` each worker under torchrun would import torch.
+# One runs a program and the other a module; with `--run-path`, each worker under torchrun would import torch.
 QUICK_SEEDS = (1, 6)
 
 
@@ -195,7 +195,7 @@ def test_what_the_agent_ignores_and_its_umask_and_priority_are_passed_on_and_no_
         os.umask(0o027)
         os.nice(3)
 
-    # torchrun hands the 0 on, and no worker can connect to that.
+    # torchrun passes the 0 on, and no worker can connect to it.
     run = subprocess.run(
         [*AELASTIC, "--master-port", "0", "dump.py"],
         cwd=folder,
@@ -208,5 +208,5 @@ def test_what_the_agent_ignores_and_its_umask_and_priority_are_passed_on_and_no_
     told = json.loads((folder / "0.json").read_text())
     assert int(told["env"]["MASTER_PORT"]) > 1023 and told["env"]["TORCHELASTIC_RUN_ID"] == "none"
     assert (int(told["umask"], 8), told["nice"], int(told["blocked"], 16)) == (0o027, os.nice(0) + 3, 0)
-    # torchrun takes SIGHUP over even when it is ignored, and its workers do not ignore it: nohup does not work there.
+    # torchrun handles SIGHUP even if it is ignored, and its workers don't ignore it: nohup does not work there.
     assert all(int(told["ignored"], 16) & 1 << (signum - 1) for signum in (signal.SIGHUP, signal.SIGUSR2))

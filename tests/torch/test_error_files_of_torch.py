@@ -1,4 +1,4 @@
-"""Where ours differ from torch in error files, as docs/how-to/from-torchrun.md says: torch's own are asked, too."""
+"""Where our error files differ from torch's, as documented in docs/how-to/from-torchrun.md, checked on both sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training scripts of `examples/`, copied and run by the command at their top: a worker is killed, and all resume."""
+"""The training scripts of `examples/`, copied and run by the command at their top: a worker dies, and all resume."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OF_FRAMEWORKS = [
 def start(
     launch: Launcher, name: str, command: list[str], *, kill: Example | InPlaceExample | None = None, python: str = ""
 ) -> Job:
-    """Runs a command in a copy of the examples: with workers forked by the tests, unless `python` is given."""
+    """Runs a command in a copy of the examples, with workers forked by the tests unless `python` is given."""
     folder = launch.folder / name
     copy_examples(folder)
     if kill:
@@ -42,7 +42,7 @@ def start(
 
 
 def run_twice(launch: Launcher, example: Example | InPlaceExample, python: str = "") -> tuple[Job, Job]:
-    """An example undisturbed, and with a kill of rank 1: both succeed, and leave nothing."""
+    """An example undisturbed, and one with rank 1 killed: both succeed, and leave nothing behind."""
     command = [*shown_command(example.script), *example.options]
     undisturbed = start(launch, "undisturbed", command, python=python)
     assert undisturbed.wait(LAUNCH_TIMEOUT_S) == 0, undisturbed.story
@@ -59,11 +59,11 @@ def check_resumes(launch: Launcher, example: Example, python: str = "") -> None:
     starts = ["starting from scratch", example.resumed]
     assert starts_of(killed) == starts, killed.story
     assert len(re.findall(r"rank \d is process \d+", killed.stdout)) == 4, killed.story
-    # Each loss once, so nothing that was saved was done again.
+    # Each loss appears once, so no saved step was repeated.
     assert losses_of(killed) == losses_of(undisturbed), killed.story
 
 
-# By words, not by lines: `print` writes the end of a line apart, and another rank may come between.
+# Compare words, not lines: `print` writes the newline separately, and another rank may write in between.
 
 
 def starts_of(job: Job) -> list[str]:
@@ -127,7 +127,7 @@ def check_recovers_in_place(launch: Launcher, example: InPlaceExample) -> None:
     processes = re.findall(r"rank (\d) is process (\d+)", killed.stdout)
     assert len(processes) == 8 and len(set(processes)) == 5, killed.story
     losses, expected = numbers_in(losses_of(killed)), numbers_in(losses_of(undisturbed))
-    # DDP adds in another order in its first step.
+    # DDP sums in another order in its first step.
     assert losses == pytest.approx(expected, abs=0.001), killed.story
 
 

@@ -1,4 +1,4 @@
-"""The checksum that ranks compare when they have shared the state."""
+"""The checksum that ranks compare after sharing the state."""
 
 from __future__ import annotations
 

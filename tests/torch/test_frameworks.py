@@ -1,7 +1,7 @@
-"""Training frameworks under aelastic, and launchers that have aelastic under them.
+"""Training frameworks under aelastic, and launchers with aelastic underneath.
 
-The frameworks see a torchelastic launch, and neither start workers nor choose ports themselves.  The interpreter that
-has them is `kit.servers.frameworks`.
+The frameworks see a torchelastic launch, and neither start workers nor choose ports themselves.  The interpreter
+with the frameworks is `kit.servers.frameworks`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kit.servers.frameworks import INSTALL_TIMEOUT_S
 from kit.waiting import wait_for
 from kit.workers.torch_workers import ENDING, ours
 
-# What a worker of `under` writes, in one call: its rank, and whether it is aelastic's, whose workers have this socket.
+# A worker of `under` writes, in one call, its rank, and whether it is aelastic's, whose workers have this socket.
 TELL = """\
 import os
 
@@ -74,8 +74,8 @@ def test_accelerate_trains_saves_and_resumes_after_a_crash(launch: Launcher, pyt
     assert float(again.pop()) < float(first.pop())
 
 
-# In an agent: a machine that computes else may import transformers for longer than the half minute after which an agent
-# makes do with what it has learned.  Then restarts would be warm, but without the trainer.
+# In an agent: on a busy machine, importing transformers may take longer than the half minute after which an agent uses
+# what it has learned so far.  Restarts would then be warm, but without the trainer.
 PATIENT = f"""
 from aelastic.workers.forkserver import learning
 learning.LEARN_TIMEOUT_S = {LAUNCH_TIMEOUT_S}
@@ -127,7 +127,7 @@ def test_a_trainer_of_transformers_restarts_warm_with_what_the_first_workers_imp
         wrapper=PATIENT,
     )
     for restart in range(2):
-        # What the first workers imported is there, and parked: that is more than an interpreter has.
+        # The first workers' imports are in a parked process: more memory than a bare interpreter takes.
         steps = partial(had_step, job, f"step {restart} 0 2")
         wait_for("the second step is done", steps, LAUNCH_TIMEOUT_S)
         wait_for("a warm generation is parked", lambda: is_parked(job), LAUNCH_TIMEOUT_S)
@@ -205,7 +205,7 @@ def test_lightning_sees_torchelastic_trains_and_resumes_after_a_crash(launch: La
     environment = "environment TorchElasticEnvironment True"
     assert {"0 0 detected True", f"0 0 {environment}", f"1 1 {environment}", "0 1 ranks 1 1 0 2"} <= set(told)
     resumed = {line.split(" ", 2)[2] for line in told if line.split()[2:4] == ["epoch", "1"]}
-    assert len(resumed) == 1  # the same weights on all ranks, before the crash and after it
+    assert len(resumed) == 1  # the same weights on all ranks, before and after the crash
     assert {"1 0 done 2 4", "1 1 done 2 4"} <= set(told)
 
 
@@ -213,7 +213,7 @@ def test_lightning_sees_torchelastic_trains_and_resumes_after_a_crash(launch: La
 
 
 def under(python: str, folder: Path, *argv: str, **env: str) -> tuple[int, list[str], str]:
-    """The exit code of a program under which aelastic is, what its workers told, and its stderr."""
+    """Exit code of a program with aelastic underneath, its workers' output, and its stderr."""
     given = {**os.environ, "HF_HUB_OFFLINE": "1", **env}
     done = ran(python, "-m", "aelastic.under", *argv, cwd=folder, timeout=2 * LAUNCH_TIMEOUT_S, env=given)
     told = [line[line.index("told") :] for line in done.stdout.splitlines() if "told" in line]
@@ -263,7 +263,7 @@ def test_accelerates_notebook_launcher_runs_aelastic(python: str, tmp_path: Path
     code, told, stderr = under(python, tmp_path, "cell.py", "hello")
     assert (code, told) == (0, [f"told {rank} 2 True hello {rank} 2" for rank in (0, 1)]), stderr
     code, told, stderr = under(python, tmp_path, "cell.py", "fail")
-    # The rank that comes second may be stopped before it tells.
+    # The second rank may be stopped before it reports.
     assert code == 1 and told and "ChildFailedError" in stderr and "LookupError: no batch left" in stderr
     done = ran(python, "cell.py", "hello", "--replace", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -271,12 +271,12 @@ def test_accelerates_notebook_launcher_runs_aelastic(python: str, tmp_path: Path
 
 
 def test_torchx_on_this_machine_runs_aelastic(python: str, tmp_path: Path) -> None:
-    # To a file: torchx shows the output of a job that ends soon in part only.
+    # To a file: torchx shows only part of the output if a job ends soon.
     (tmp_path / "train.py").write_text(
         f"{TELL}os.dup2(os.open('told', os.O_CREAT | os.O_APPEND | os.O_WRONLY), 1)\ntell(os.environ['ROLE_NAME'] == '')\n"
     )
     job = ["torchx", "run", "--wait", "-s", "local_cwd", "dist.ddp", "-j", "1x2", "--script", "train.py"]
-    # It starts `torchrun` from PATH, which torch has installed beside this Python.
+    # It starts `torchrun` from PATH, which torch has installed next to this Python.
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     code, _, stderr = under(python, tmp_path, *job, PATH=path, HOME=str(tmp_path))
     assert code == 0, stderr

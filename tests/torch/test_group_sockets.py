@@ -1,4 +1,4 @@
-"""Which sockets of a process are a round's, and what cutting them does."""
+"""Which sockets of a process belong to a round, and what cutting them does."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sockets() -> Iterator[GroupSockets]:
 
 @pytest.fixture
 def pair(listener: socket.socket, sockets: GroupSockets) -> Iterator[Pair]:
-    """Opened as a group was made."""
+    """A connection opened while a group is being made."""
     with sockets.opening():
         made = Pair(listener)
     yield made
@@ -97,7 +97,7 @@ def test_what_is_being_opened_is_cut_as_well(sockets: GroupSockets, listener: so
 
 
 def test_a_rank_that_waits_for_a_peer_to_connect_gets_a_connection_from_each(sockets: GroupSockets) -> None:
-    """gloo takes the number that comes first on it for the peer's."""
+    """gloo treats the first number on it as the peer's."""
     with sockets.opening(), socket.create_server(("127.0.0.1", 0)) as waiting:
         waiting.settimeout(10)
         sockets.cut(3)
@@ -138,7 +138,7 @@ def test_a_peer_that_closes_its_socket_is_noticed_until_nobody_watches(sockets: 
     pair.peers.shutdown(socket.SHUT_RDWR)  # both ends are in this process, and watched: closing one would end nothing
     assert sockets.is_cut_by_peer()
     pair.mine.close()
-    assert sockets.is_cut_by_peer(), "gloo closes its end, too"
+    assert sockets.is_cut_by_peer(), "gloo also closes its end"
     sockets.watch_no_more()
     assert not sockets.is_cut_by_peer() and sockets.was_cut_by_peer()
 

@@ -1,4 +1,4 @@
-"""Jobs of several agents whose ranks stand still in collectives of gloo: each agent names the rank that they wait for."""
+"""Jobs of several agents whose ranks are stuck in gloo collectives: each agent names the rank that they wait for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hang_verdicts import DEADLINE_S, HOWS, Plan, plans, run
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 20)
 
-# The rank is on the agent that coordinates, or on another; and its workers are cold or warm.
+# The rank is on the leader's node or on another, and its workers are cold or warm.
 JOBS = [
     ("Python", 2, True),
     pytest.param("C", 1, False, marks=pytest.mark.all),
@@ -33,7 +33,7 @@ def test_who_raises_since_a_collective_timed_out_is_not_the_cause(limit: str) ->
     assert outcome.verdict == "right", outcome.texts
 
 
-# With a handler of torch's no other node can be asked.
+# With a torch rendezvous handler, other nodes cannot be asked.
 HANDLER = "--rdzv-backend=torch:c10d"
 
 

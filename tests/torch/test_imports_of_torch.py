@@ -1,4 +1,4 @@
-"""When an agent imports torch: once a listener or a handler of torch's needs it, and not before."""
+"""When an agent imports torch: once a listener or a torch handler needs it, and not before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kit.launching import LAUNCH_TIMEOUT_S, ran
 
-LIMIT_S = 2 * LAUNCH_TIMEOUT_S  # torch is imported while the agent has other work
+LIMIT_S = 2 * LAUNCH_TIMEOUT_S  # torch is imported while the agent does other work
 pytestmark = pytest.mark.timeout(LIMIT_S + 20)
 PROGRAM = """
 import asyncio, sys

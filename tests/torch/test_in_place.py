@@ -1,4 +1,4 @@
-"""Recovery in place as a user meets it: processes, options, environment, signals, and what is left in the end."""
+"""Recovery in place from a user's point of view: processes, options, environment, signals, and leftovers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def on_batch(step):
 
 
 def assert_all_are_new(job: Job, undisturbed: str, why: str = "") -> None:
-    """The job restarted once, in new processes, without the state; it says why if some workers have opted in."""
+    """The job restarted once, in new processes, without the state, and logged why if some workers had opted in."""
     found = course(job)
     assert (found.restarts, found.kept(0, 1), found.step(1)) == (1, set(), 0), job.story
     assert "recovering in place" not in job.stderr
@@ -91,7 +91,7 @@ def share(round):
     assert_all_are_new(start(launch, script(case)), undisturbed, why)
 
 
-# What keeps rank 3 from recovering in place: in the worker, or in the agent.
+# Reasons why rank 3 cannot recover in place: in the worker, or in the agent.
 VARIABLE_IS_MISSING = """
 if os.environ["RANK"] == "3":
     del os.environ["AELASTIC_IN_PLACE"]
@@ -160,7 +160,7 @@ def test_the_same_script_runs_without_aelastic(launch: Launcher, undisturbed: st
 @pytest.mark.all
 @pytest.mark.ci
 def test_the_environment_of_a_living_process_is_that_of_its_round(launch: Launcher) -> None:
-    """In a survivor, all that the agent sets is what the replacement of another rank has."""
+    """A survivor has the same agent-set variables as the replacement of another rank."""
     case = """
 names = [
     "AELASTIC_ROUND", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "WORLD_SIZE",
@@ -260,7 +260,7 @@ def test_a_function_may_be_decorated(launch: Launcher, launcher: str, method: st
 @pytest.mark.all
 @pytest.mark.ci
 def test_a_stop_while_the_job_recovers_ends_all(launch: Launcher) -> None:
-    """Rank 2 does not leave its round; the agent waits for it when SIGTERM comes."""
+    """Rank 2 does not leave its round; the agent is waiting for it when SIGTERM arrives."""
     case = """
 def on_batch(step):
     if is_fault(step, 2):
@@ -315,7 +315,7 @@ if restart == 0:
 @pytest.mark.all
 @pytest.mark.ci
 def test_a_child_of_a_worker_finds_no_socket(launch: Launcher) -> None:
-    """Its decorated function is called once, as outside of aelastic."""
+    """Its decorated function is called once, as it is outside of aelastic."""
     case = """
 import subprocess
 

@@ -1,4 +1,4 @@
-"""A node is drained, and its workers train: the others keep what they have, or all save, as the script wants it."""
+"""A node is drained while its workers train: the others keep their state, or all save, depending on the script."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aelastic.errors import EXIT_TRY_AGAIN
 
 pytestmark = [pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S), pytest.mark.ci, pytest.mark.all]
 
-# Two nodes train slowly from this step on, one node trains fast.
+# From this step on, two nodes train slowly, one node fast.
 UNTIL_DRAINED = """
 def on_batch(step):
     if dist.get_world_size() == 4 and step >= FAULT_AT:
@@ -62,10 +62,10 @@ def steps(round, start):
 
 
 def drained(launch: Launcher, case: str, then: Callable[[Job], None] = lambda _: None) -> tuple[Job, Job]:
-    """Two nodes train, and the second one is drained; gives the jobs of both agents.
+    """Two nodes train, and the second one is drained; returns both agents' jobs.
 
     Args:
-        then: called with the first one after the request.
+        then: called with the first job after the request.
     """
     meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{quiet_port()}", "--nnodes=1:2"]
     conf = "--rdzv-conf=last_call_timeout=3"
@@ -85,7 +85,7 @@ def drained(launch: Launcher, case: str, then: Callable[[Job], None] = lambda _:
 
 
 def rounds_of(shared: list[Shared]) -> tuple[set[Shared], set[Shared]]:
-    """Those of the first round and of the second."""
+    """The first round's and the second round's."""
     assert len(shared) == 4, shared
     return set(shared[:2]), set(shared[2:])
 
@@ -96,7 +96,7 @@ def test_workers_that_do_not_ask_for_notices_keep_their_processes(launch: Launch
 
 
 def assert_kept(job: Job, step: int) -> None:
-    """Its workers have their processes, and the state of that step or a later one."""
+    """Its workers kept their processes, and have the state of that step or a later one."""
     before, after = rounds_of(shared_in(job.lines))
     assert {each.pid for each in before} == {each.pid for each in after}, job.story
     assert {each.step >= step and each.restarts == 0 for each in after} == {True}, job.story
@@ -106,7 +106,7 @@ def assert_kept(job: Job, step: int) -> None:
 def test_a_round_that_ends_between_the_steps_of_two_optimizers_ends_for_a_worker_after_its_commit(
     launch: Launcher,
 ) -> None:
-    """All ranks are there at once, since no one is lost: without the commit, nobody would have a whole state."""
+    """All ranks arrive at once, since none is lost: without the commit, nobody would have a whole state."""
     case = """
 from aelastic.training import link
 

@@ -70,7 +70,7 @@ def runs(python: str, script: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-# What has no public name.
+# Private names.
 
 
 @pytest.mark.all

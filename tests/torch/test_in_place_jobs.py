@@ -1,4 +1,4 @@
-"""Recovery in place beside what else a job may have: hang detection, progress, averaged weights, nodes that come and go."""
+"""Recovery in place together with hang detection, progress, averaged weights, and nodes that join and leave."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S), pytest.mark.all]
 TIMEOUT_S = 2
 WARNING = "with --max-restarts 0, the first failure ends the job"
 
-# In an agent: nothing is seen of workers unless all are where they stay.  On a busy machine they would be found while they
-# wait for each other at the start, and for the replacement later.
+# In an agent: it has no samples before all workers are in place.  On a busy machine they would be found while they wait
+# for each other at the start, and for the replacement later.
 TOGETHER = f"""
 import os
 from aelastic.diagnose.hangs import activity
@@ -33,7 +33,7 @@ class Table(activity.ProcTable):
 
 activity.ProcTable = Table
 """
-# In a worker.  The replacement of one that stood still is not there.
+# In a worker.  The replacement of a stuck worker removes its file.
 THERE = """
 def stay():
     open(f"there{os.environ['RANK']}", "w").close()
@@ -45,7 +45,7 @@ if os.path.exists(f"there{rank}"):
 
 
 def start_with_timeout(launch: Launcher, case: str) -> Job:
-    """Workers that the agent itself forks: what the tests' warm interpreters start is elsewhere than in the script."""
+    """Workers forked by the agent itself: in the tests' warm interpreters, the place in the script would differ."""
     options = f"--hang-timeout={TIMEOUT_S}", "--preload=torch,torch._dynamo,aelastic.training.rounds"
     env = {"PYTHON_EXEC": sys.executable, "TORCHINDUCTOR_CACHE_DIR": str(launch.folder / "compiled")}
     return start(launch, script(THERE + case), *options, wrapper=TOGETHER, env=env)
@@ -86,7 +86,7 @@ def on_batch(step):
 def test_of_ranks_that_wait_at_one_place_the_one_with_fewer_steps_is_replaced(
     launch: Launcher, undisturbed: str
 ) -> None:
-    """Rank 2 waits for the others before it has committed its step, and they wait for it in the next one."""
+    """Rank 2 waits for the others before it commits its step, and they wait for it in the next one."""
     case = """
 forming = form
 
@@ -123,7 +123,7 @@ def on_batch(step):
 
 @pytest.mark.ci
 def test_committed_steps_are_the_progress_of_the_job(launch: Launcher) -> None:
-    """Of each round, also where the rank that speaks for all is a replacement."""
+    """In each round, even if the rank that reports for all is a replacement."""
     later = FAULT_AT + 10
     case = f"""
 def on_batch(step):
@@ -247,7 +247,7 @@ class Member:
     step: int
 
 
-# What each rank says in each round; in the end, what weights it has.
+# Each rank reports in each round, and its weights at the end.
 MEMBERS = """
 import hashlib
 
@@ -269,7 +269,7 @@ def on_end(round):
 
 
 def members(*jobs: Job) -> dict[int, dict[int, Member]]:
-    """By round and rank."""
+    """Members by round and rank."""
     found: dict[int, dict[int, Member]] = {}
     for job in jobs:
         for line in job.lines:
@@ -295,7 +295,7 @@ def nodes(nnodes: str) -> list[Any]:
 
 @pytest.mark.ci
 def test_a_node_joins_and_the_others_continue_from_their_step_with_more_ranks(launch: Launcher) -> None:
-    """They train until it is there, and then for five steps more."""
+    """They train until it has joined, and then for five more steps."""
     case = """
 def steps(round, start):
     return round.steps(start, start + 5 if dist.get_world_size() == 6 else STEPS)
@@ -364,5 +364,5 @@ def on_batch(step):
     assert {line for line in spare.lines if line.startswith("arrives ")} == {"arrives ahead"}
     weights = [line for job in (rest, spare) for line in job.lines if line.startswith("weights ")]
     assert len(weights) == 4 and len(set(weights)) == 1, weights
-    if not has_rank_0:  # whose buffers are those of the model
+    if not has_rank_0:  # its buffers are the model's
         assert [line for line in rest.lines + spare.lines if line.startswith("end ")] == [f"end {undisturbed}"]

@@ -1,7 +1,7 @@
-"""Ranks are killed at random moments, again and again, and training goes on as if nothing had happened.
+"""Ranks are killed repeatedly at random moments, and training continues as if nothing had happened.
 
-`TEST_EFFORT=soak` kills 1,000 times under one agent, and as often under two, in jobs of 100.  `-s` shows the figures of
-each job.  Its number is its seed: `-k two-7` has the victims and the pauses that job 7 under two agents has in a soak.
+`TEST_EFFORT=soak` kills 1,000 times under one agent, and as often under two, in jobs of 100.  `-s` shows each job's
+figures.  A job's number is its seed: `-k two-7` has the victims and pauses of job 7 under two agents in a soak.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ pytestmark = [pytest.mark.timeout(7200 if EFFORT == "soak" else 9 * LAUNCH_TIMEO
 
 FOREVER = 1_000_000  # steps
 COMPARED_EVERY = 25  # steps
-RECOVERY_LIMIT_S = 90.0  # after 60 s the agent restarts all workers, which counts as a loss of the state
+RECOVERY_LIMIT_S = 90.0  # after 60 s the agent restarts all workers, which loses the state
 PAUSE_S = (0.1, 0.6)  # between a recovery and the next kill
-AT_ONCE = 0.25  # share of kills without a pause: the recovery is over, and not long since
-DOUBLED, DOUBLED_WITHIN_S = 0.2, 0.06  # share of kills that are followed by that of another rank, and how soon
+AT_ONCE = 0.25  # share of kills without a pause: the previous recovery has just ended
+DOUBLED, DOUBLED_WITHIN_S = 0.2, 0.06  # share of kills followed by that of another rank, and how soon
 
-# A step that is made twice or left out shows in what is compared.  Each rank notes in a file what it has committed: its
-# replacement, too, can tell how many of its steps are lost.
+# A repeated or missing step shows in the comparison.  Each rank notes in a file which steps it has committed, and from
+# that, its replacement can also tell how many are lost.
 NOTED = """
 import hashlib
 
@@ -61,7 +61,7 @@ def noted(round, start, tensors):
             yield step
 """
 
-# Learning goes on for good.  Of the state, all but the buffers is compared: each rank has statistics of its own.
+# Learning never stops.  All of the state but the buffers is compared, as each rank has its own statistics.
 DDP = """
 scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 7)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=10)
@@ -137,11 +137,11 @@ train()
 
 @dataclass(frozen=True)
 class Training:
-    """What is disturbed.
+    """A training to disturb.
 
     Attributes:
-        modules: that each replacement has when it is forked.
-        shards: of which each replica group has one.
+        modules: those that each replacement has when it is forked.
+        shards: each replica group has one of each.
     """
 
     modules: str
@@ -152,7 +152,7 @@ class Training:
         return names + (NOTED + HSDP if self.shards > 1 else script(NOTED + DDP, steps))
 
     def victims(self, chance: random.Random) -> list[int]:
-        """One rank, or two: of each shard, a rank lives."""
+        """One rank, or two, such that one rank of each shard stays alive."""
         first, second = chance.sample(range(RANKS), 2)
         if chance.random() >= DOUBLED:
             return [first]
@@ -169,10 +169,10 @@ TRAININGS = {
 
 @dataclass(frozen=True)
 class Checked:
-    """A rank has the state, and begins the round's first step.
+    """A rank that has the state and begins the round's first step.
 
     Attributes:
-        lost: steps that this rank, or the lost one that it replaces, had committed and that will be made again.
+        lost: steps that this rank, or the lost rank that it replaces, had committed and must repeat.
         at: CLOCK_MONOTONIC, in seconds.
     """
 
@@ -186,10 +186,10 @@ class Checked:
 
 @dataclass
 class Figures:
-    """What the kills did."""
+    """Effects of the kills."""
 
     doubled: int = 0
-    recovery_s: list[float] = field(default_factory=list)  # from the last kill of each until all ranks have the state
+    recovery_s: list[float] = field(default_factory=list)  # from the last kill of each series until all have the state
     lost_survivors: list[str] = field(default_factory=list)
     lost_steps: Counter[str] = field(default_factory=Counter[str])
 
@@ -220,7 +220,7 @@ class Team:
             "--max-restarts=100000",
             *(meeting if agents > 1 else []),
         ]
-        # Workers are forked from the agent's template, as a user's are.
+        # Workers are forked from the agent's template, as users' workers are.
         env = {"PYTHON_EXEC": sys.executable, "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "compiled")}
         self.jobs = [
             start(launch, code, *options, ranks=RANKS // agents, name=f"{name}-{each}", env=env)
@@ -228,7 +228,7 @@ class Team:
         ]
 
     def lines(self, beginning: str) -> list[list[str]]:
-        """The words of the lines that begin so."""
+        """The words of the lines with this beginning."""
         return [line.split()[1:] for job in self.jobs for line in job.lines if line.startswith(beginning + " ")]
 
     @property
@@ -238,7 +238,7 @@ class Team:
     def wait_round(
         self, after: int = -1, lost: Collection[int] = (), limit_s: float = RECOVERY_LIMIT_S
     ) -> dict[int, Checked]:
-        """By rank, the newest round that all ranks have begun, after another one and without some of its processes."""
+        """Waits for a round after `after` that all ranks have begun, without the lost processes; returns it by rank."""
 
         def newest() -> dict[int, Checked]:
             rounds: dict[int, dict[int, Checked]] = {}
@@ -253,7 +253,7 @@ class Team:
         return found
 
     def end(self) -> dict[int, set[str]]:
-        """Has training end; what ranks compared, by step."""
+        """Ends the training; returns what the ranks compared, by step."""
         (self.folder / "go").touch()
         for job in self.jobs:
             assert job.wait(RECOVERY_LIMIT_S) == 0, job.story
@@ -268,7 +268,7 @@ class Team:
 
 
 class Undisturbed:
-    """The same training without kills, as far as it is needed."""
+    """The same training without kills, as far as needed."""
 
     def __init__(self, launch: Launcher) -> None:
         self._launch = launch

@@ -1,7 +1,7 @@
-"""A rank is killed while the others wait for it in `init_process_group`, again and again.
+"""A rank is killed repeatedly while the others wait for it in `init_process_group`.
 
-They have no connection to it that could be cut.  So a survivor could stay there until the grace is over, and lose what it
-has.  Each second round is killed in one of its first steps instead: after four rounds without the state all restart.
+They have no connection to it that could be cut, so a survivor could stay there until the grace is over, and lose its
+state.  Every second round is killed in one of its first steps instead: after four rounds without the state all restart.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_kills_while_groups_are_made_cost_nobody_else_a_process_or_a_step(launch
         start(launch, script(CASE.replace("KILLS = ", "KILLS = 0 and "), STEPS), name="undisturbed"), LIMIT_S
     )
     options = "--preload=torch,torch._dynamo,aelastic.training.rounds", f"--max-restarts={2 * KILLS_AT_START}"
-    # Workers are forked by the agent's own fork server: a process between them and the agent has an exit code of its own.
+    # The agent's own fork server forks the workers: a process in between would replace the exit code.
     job = start(launch, script(CASE, STEPS), *options, env={"PYTHON_EXEC": sys.executable})
     found = course(job, LIMIT_S)
     processes = {line.split()[3] for line in job.lines if line.startswith("forms ")}

@@ -1,4 +1,4 @@
-"""What recovery in place cannot keep: each case ends as the page says, and as the undisturbed training, bit by bit."""
+"""Limits of recovery in place: each case ends as documented, and as the undisturbed training, bit by bit."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from aelastic.errors import EXIT_FAILURE
 
 pytestmark = [pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S), pytest.mark.ci, pytest.mark.all]
 
-# The agent's, instead of 5 s.
+# The agent's grace, instead of 5 s.
 SHORT_GRACE = """
 from aelastic.agent.group import worker_group
 
 worker_group.GRACE_S = 1.0
 """
 
-# What keeps rank 2 from its safe point.
+# Reasons why rank 2 does not reach its safe point.
 STUCK = {
     "in Python": "time.sleep(100)",
     "in C": "ctypes.CDLL(None).usleep(100_000_000)",
@@ -83,7 +83,7 @@ def guarded(function):
 
 
 def test_a_survivor_that_is_out_of_memory_is_replaced(launch: Launcher, undisturbed: str) -> None:
-    """Its error comes from the error of a collective, but its process can do no more with its device."""
+    """Its error follows from a collective's error, but its process can no longer use its device."""
     case = """
 honest = gradients
 
@@ -104,7 +104,7 @@ def gradients(ddp, x, step):
 
 
 def test_only_what_is_shared_is_kept_by_a_replacement(launch: Launcher) -> None:
-    """A value in a global is lost with its process; one that is shared is not."""
+    """A value in a global is lost with its process; a shared value is not."""
     case = """
 seen, count = Value(0), 0
 state += [seen]
@@ -126,7 +126,7 @@ def on_end(round):
 
 
 HOLD_S = 4
-# They hear of a loss within this time of its hold, and of a lease.
+# Time within which they learn of a loss, in addition to its hold and to a lease.
 HEARS_AT_ONCE = """
 from aelastic.agent import generation
 
@@ -181,7 +181,7 @@ def on_batch(step):
 
 
 def test_a_number_of_ranks_that_the_script_cannot_use_is_its_failure(launch: Launcher, undisturbed: str) -> None:
-    """A node is lost, and the script raises in the smaller round; when another node has come, the job ends well."""
+    """A node is lost, and the script raises in the smaller round; once another node has joined, the job succeeds."""
     case = """
 forming = form
 
@@ -219,7 +219,7 @@ def on_batch(step):
     assert ends == [f"end {undisturbed}"]
 
 
-# Sharded models.  Each part of the state is in one rank, or, with replicas, in two.
+# Sharded models.  Each part of the state is in one rank, or in two with replicas.
 
 SHARDED = """
 import glob
@@ -325,14 +325,14 @@ def test_a_shard_is_kept_while_one_of_its_replicas_lives(
 
 
 def test_a_shard_is_kept_in_the_first_step_of_a_round(launch: Launcher) -> None:
-    """In the middle of a step, modules have parameters that are not sharded: these are not the changed ones."""
+    """In the middle of a step, modules have unsharded parameters: these don't count as changed."""
     job = start(launch, sharded((2, 2), (1,), deaths=2))
     found = course(job)
     assert (found.restarts, found.kept(0, 2), found.step(2)) == (2, {0, 2, 3}, 6), job.story
 
 
 def test_ranks_with_different_states_end_the_job(launch: Launcher) -> None:
-    """A restart would go on from a checkpoint, or the beginning, and nobody would know that the training is wrong."""
+    """A restart would resume from a checkpoint, or start over, and nobody would notice that the training is wrong."""
     case = """
 def after_update(round, step):
     if restarts() == 0 and step == 16 and dist.get_rank() == 2:

@@ -1,4 +1,4 @@
-"""How much memory it takes to bring a replacement to the state, beside the state itself."""
+"""The memory needed to give a replacement the state, in addition to the state itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kit.workers.in_place_training import course, start
 pytestmark = [pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S), pytest.mark.all]
 
 MIB = 1 << 20
-BOUND = 32 * MIB  # as docs/how-to/in-place.md has it
+BOUND = 32 * MIB  # see docs/how-to/in-place.md
 PARAMETERS = 64 * MIB
 MOMENTS = 2 * PARAMETERS  # of AdamW; a fresh optimizer has none
 
@@ -56,7 +56,7 @@ train()
 
 
 def test_a_large_state_takes_little_more_memory_than_itself(launch: Launcher) -> None:
-    """The receiver's optimizer gets its moments; beside that, both ends need the memory of some pieces."""
+    """The receiver's optimizer gets its moments; apart from that, both ends need memory for a few pieces."""
     job = start(launch, LARGE, ranks=2)
     found = course(job)
     assert (found.restarts, found.kept(0, 1), found.step(1)) == (1, {0}, 2), job.story

@@ -1,6 +1,6 @@
-"""HSDP: a rank dies while the others are on both sides of an update, and the state is kept.
+"""HSDP: a rank dies while the others are before and after an update, and the state is kept.
 
-The mesh is 2 x 2: ranks 0 and 2 hold one shard, ranks 1 and 3 the other.  Rank 3 dies, so ranks 0, 1 and 2 must have a
+On the 2 x 2 mesh, ranks 0 and 2 hold one shard, ranks 1 and 3 the other.  Rank 3 dies, so ranks 0, 1 and 2 must have a
 step in common.
 """
 
@@ -116,7 +116,7 @@ if is_first_round() and rank == 3:
     note("process-3")
 """
 
-# Rank 1 has its gradients first.  Without a vote, it would update, and its step would be gone.
+# Rank 1 has its gradients first.  Without a vote, it would update, and lose its step.
 ONE_HAS_VOTED = """
 def before_update(rank):
     if rank == 3:

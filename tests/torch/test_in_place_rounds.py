@@ -1,6 +1,6 @@
-"""What many rounds leave behind in a process that takes part in all of them: nothing that grows.
+"""Many rounds leave nothing behind that grows in a process that takes part in all of them.
 
-`TEST_EFFORT=soak` has 200 rounds of each model; `-s` shows what the oldest process and its agent held in them.
+`TEST_EFFORT=soak` runs 200 rounds of each model; `-s` shows the resources of the oldest process and of its agent.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from kit.workers.in_place_training import course, script, start
 
 pytestmark = [pytest.mark.timeout(7200 if EFFORT == "soak" else 9 * LAUNCH_TIMEOUT_S), pytest.mark.all]
 
-SETTLED_AFTER = 5  # rounds: by then each cache has what it keeps
-GROWTH_MIB = 8.0  # of a process, in all rounds after these: the allocator's arenas come and go
-IN_USE = 3  # descriptors and threads of an agent, more or less
+SETTLED_AFTER = 5  # rounds: by then each cache is full
+GROWTH_MIB = 8.0  # per process, in all rounds after these: the allocator's arenas come and go
+IN_USE = 3  # tolerance for an agent's descriptors and threads
 
-# Another rank than 0 is lost in each round, two steps after it began.
+# In each round a rank other than 0 is lost, two steps after the start.
 LOST = """
 import gc
 
@@ -90,18 +90,18 @@ def result(loss):
 
 @dataclass(frozen=True)
 class Held:
-    """What one process holds."""
+    """Resources of one process."""
 
     descriptors: int
     threads: int
-    memory: int  # bytes that are resident
+    memory: int  # resident bytes
 
 
 @pytest.mark.parametrize("case", [pytest.param("", id="DDP"), pytest.param(SHARDED, marks=pytest.mark.ci, id="FSDP2")])
 def test_rounds_leave_nothing_in_the_workers_and_their_agent(launch: Launcher, case: str) -> None:
     code = f"ROUNDS = {ROUNDS_IN_PLACE}\n{case}{LOST}"
     options = ["--preload=torch,torch._dynamo,aelastic.training.rounds", "--max-restarts=100000"]
-    # The workers' parent is the agent, and not what starts warm interpreters of the tests.
+    # The workers' parent must be the agent, not the process that starts the tests' warm interpreters.
     env = {"PYTHON_EXEC": sys.executable, "TORCHINDUCTOR_CACHE_DIR": str(launch.folder / "compiled")}
     job = start(launch, script(code, 2 * ROUNDS_IN_PLACE + 10), *options, env=env)
     found = course(job, limit_s=LAUNCH_TIMEOUT_S * (1 + ROUNDS_IN_PLACE / 10))
@@ -113,7 +113,7 @@ def test_rounds_leave_nothing_in_the_workers_and_their_agent(launch: Launcher, c
             sys.stdout.write(f"{name}, round {number}: {held[number]}\n")
         first = held[SETTLED_AFTER]
         settled = [held[number] for number in range(SETTLED_AFTER, ROUNDS_IN_PLACE + 1)]
-        # An agent is always about something: a connection, or a thread that waits a while for more work.
+        # An agent is always busy with something: a connection, or a thread that waits a while for more work.
         more = 0 if name == "the oldest worker" else IN_USE
         assert max(each.descriptors for each in settled) <= first.descriptors + more, held
         assert max(each.threads for each in settled) <= first.threads + more, held

@@ -1,6 +1,6 @@
-"""Each trap of recovery in place, as a training with a fault that ends as the undisturbed one does, bit by bit.
+"""Each trap of recovery in place, as a training with a fault that ends like the undisturbed one, bit by bit.
 
-Traps that are not here: DDP that is kept across rounds, which no script of ours does, and how long gloo's loop sleeps.
+Not covered: DDP that is kept across rounds, which no script of ours does, and how long gloo's loop sleeps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def gradients(ddp, x, step):
         return torch.zeros(())
 """
 
-# Rank 1 dies; what goes on in the others?  None of it costs a survivor its process or its state.
+# Rank 1 dies while the others do this.  None of it costs a survivor its process or its state.
 HARMLESS = {
     "an error that is swallowed": SWALLOWED
     + """
@@ -210,7 +210,7 @@ def test_survivors_keep_their_processes_and_lose_no_step(launch: Launcher, undis
     assert found.end == undisturbed, job.story
 
 
-# The state of each survivor is half of one step and half of another.
+# Each survivor's state is half of one step and half of another.
 TORN = {
     "a collective after the update": """
 def on_batch(step): pass
@@ -311,7 +311,7 @@ def test_without_a_whole_state_survivors_load_the_checkpoint(launch: Launcher, u
 
 
 def test_a_step_whose_update_is_being_made_is_not_lost(launch: Launcher, undisturbed: str) -> None:
-    """All have the gradients of the step, and make the update; rank 1 dies in it."""
+    """All have the step's gradients and make the update; rank 1 dies in it."""
     case = """
 def on_batch(step): pass
 
@@ -378,7 +378,7 @@ def test_a_rank_that_is_lost_after_the_last_step_repeats_none(launch: Launcher, 
 
 @pytest.mark.parametrize("where", ["form", "share"])
 def test_kills_while_groups_are_formed_or_the_state_is_shared(launch: Launcher, undisturbed: str, where: str) -> None:
-    """Two such kills in a row, then a round that trains: three in a row would be the script's own fault."""
+    """Two such kills in a row, then a round that trains: three in a row would be blamed on the script."""
     case = f"""
 form_all, share_all = form, share
 
@@ -455,7 +455,7 @@ def form(round):
 
 
 def test_loaders_of_a_lost_rank_end_before_it_is_replaced(launch: Launcher, undisturbed: str) -> None:
-    """Each has a copy of the rank's sockets, so that other ranks do not see them closed."""
+    """Each holds a copy of the rank's sockets, so that other ranks don't see them closed."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as tmp:  # Python leaves a folder of a killed process
         env = {"PYTHON_EXEC": sys.executable, "TMPDIR": tmp}  # a warm worker of the tests is not a child of the agent
         job = start(launch, script(LOADERS), "--preload=torch,aelastic.training.rounds", env=env)
@@ -464,11 +464,11 @@ def test_loaders_of_a_lost_rank_end_before_it_is_replaced(launch: Launcher, undi
     assert found.end == undisturbed, job.story
 
 
-# Traps that one does not see in the numbers.
+# Traps without an effect on the numbers.
 
 
 def test_the_last_reference_to_a_group_is_not_that_of_ddp(launch: Launcher) -> None:
-    """Its destructor would join gloo's threads with the GIL held, and now and then hang."""
+    """Its destructor would join gloo's threads with the GIL held, and sometimes hang."""
     case = """
 import weakref
 
@@ -504,7 +504,7 @@ def form(round):
 
 
 def test_connections_of_others_are_not_cut(launch: Launcher) -> None:
-    """They were opened before the first group is made, between two, and after them."""
+    """They were opened before the first group is made, between two groups, and after them."""
     case = """
 import socket
 
@@ -542,7 +542,7 @@ def on_end(round):
     assert sorted(line for line in job.lines if line.startswith("alive")) == ["alive 1", "alive 4"], job.story
 
 
-# Trainings that are not that of the other tests.
+# Trainings that differ from the other tests'.
 
 PLAIN = """
 state = [model, optimizer, second]
@@ -593,7 +593,7 @@ def update(step):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterator[str]:
-    """The end of the plain training without a fault."""
+    """The last line of the plain training without a fault."""
     launcher = Launcher(tmp_path_factory.mktemp("plain"), warm)
     yield course(start(launcher, script(PLAIN + "def on_batch(step): pass\n"))).end
     launcher.close()
@@ -601,7 +601,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterator[str]
 
 @pytest.mark.parametrize("case", [PLAIN + SWALLOWED + BARE, CLOSURE], ids=["bare except", "closure"])
 def test_the_update_begins_with_the_optimizers_own(launch: Launcher, plain: str, case: str) -> None:
-    """A bare `except` is harmless, since the end of the step raises again; a closure makes the gradients first."""
+    """A bare `except` is harmless, since the end of the step raises again; a closure computes the gradients first."""
     job = start(launch, script(case))
     found = course(job)
     assert (found.restarts, found.kept(0, 1), found.step(1)) == (1, {0, 2, 3}, FAULT_AT), job.story
@@ -622,7 +622,7 @@ def test_a_compiled_model_is_called_again(launch: Launcher) -> None:
 
 
 def test_buckets_that_are_ordered_anew_add_gradients_in_another_order(launch: Launcher) -> None:
-    """Why all other trainings have `find_unused_parameters`: DDP sorts its buckets after the first step of a round."""
+    """Why all other trainings set `find_unused_parameters`: DDP sorts its buckets after the first step of a round."""
     case = """
 def wrap():
     return DistributedDataParallel(model)
@@ -647,7 +647,7 @@ def result(loss):
 
 
 def test_statistics_of_batch_normalization_are_those_of_another_rank_if_rank_0_is_lost(launch: Launcher) -> None:
-    """Each rank has statistics of its own data, and DDP gives those of rank 0 to all before each step."""
+    """Each rank has statistics of its own data, and DDP gives rank 0's to all before each step."""
     undisturbed = course(start(launch, script(RANK_0_IS_LOST + "def on_batch(step): pass\n"), name="undisturbed"))
     job = start(launch, script(RANK_0_IS_LOST))
     found = course(job)

@@ -1,6 +1,6 @@
-"""Recovery in place, the worker's side: real ranks with gloo, an agent that is scripted, and deaths at bad moments.
+"""Recovery in place, the worker's side: real ranks with gloo, a scripted agent, and deaths at bad moments.
 
-Where a run with a death prints the same last line as one without, digit by digit, no state was lost and none was wrong.
+If runs with and without a death print the same last line, digit by digit, the state was neither lost nor wrong.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def test_workers_end_with_their_agent(tmp_path: Path, warm: Warm, script: Path) 
 def test_under_plain_python_the_job_has_one_rank(script: Path, warm: Warm, environment: dict[str, str]) -> None:
     command = [warm.python, str(script), str(STEPS), "none"]
     env = {name: value for name, value in environment.items() if name not in {"RANK", "WORLD_SIZE"}}
-    # The assertion at the script's end compares what the function has returned.
+    # The assertion at the end of the script compares the function's return value.
     ended = subprocess.run([*command], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("weights")

@@ -1,4 +1,4 @@
-"""What a process keeps across rounds: when its state is whole, which step it is of, and what a rewind brings back."""
+"""What a process keeps across rounds: when its state is whole, which step it belongs to, and what a rewind restores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aelastic.training.link import Link, RoundOver
 
 
 class Round:
-    """Whether it is over, and how often that was asked."""
+    """A round that a test ends, and a count of the checks."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -146,7 +146,7 @@ def test_the_end_of_a_round_waits_from_the_first_update_of_a_step_to_its_commit(
 
 
 def test_the_update_has_begun_when_the_hooks_of_an_optimizer_run() -> None:
-    """They may change parameters."""
+    """The hooks may change parameters."""
     _, optimizer = with_gradients()
     seen = []
     with kept_of(optimizer) as kept:
@@ -183,7 +183,7 @@ def test_parameters_that_changed_since_the_round_began_tear_the_state() -> None:
         with torch.no_grad():
             model.weight.add_(1)
         assert not kept.check_versions() and kept.whole_step == NO_STEP
-        assert kept.check_versions(), "it is reported once"
+        assert kept.check_versions(), "reported once"
 
 
 def test_an_update_by_other_means_is_whole_with_its_commit() -> None:
@@ -196,11 +196,11 @@ def test_an_update_by_other_means_is_whole_with_its_commit() -> None:
         assert kept.check_versions() and kept.whole_step == 1
 
 
-# What a rewind brings back.
+# Rewinds.
 
 
 class Buffers(nn.Module):
-    """One of each kind that a copy must take."""
+    """One buffer of each kind that a copy must include."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ def values(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def change(model: nn.Module) -> None:
-    """As forward passes do: some raise the buffer's version, and batch normalization does not."""
+    """Like a forward pass: most raise the buffer's version, and batch normalization does not."""
     for name, buffer in model.named_buffers():
         if "running" in name:
             buffer.data.add_(1)
@@ -279,7 +279,7 @@ def test_a_buffer_that_is_another_tensor_is_kept_from_its_next_commit_on() -> No
         old = model.narrow
         model.narrow = torch.zeros(4, dtype=torch.float16)
         kept.rewind()
-        assert model.narrow is old, "the lost step has put another tensor in its place"
+        assert model.narrow is old, "the lost step has replaced the tensor"
 
 
 def test_a_buffer_may_be_moved_to_another_type() -> None:
@@ -324,7 +324,7 @@ def test_gradients_and_what_a_scaler_has_unscaled_are_cleared() -> None:
     with kept_of(model, optimizer, scaler) as kept:
         kept.clear_gradients()
     assert model.weight.grad is None
-    scaler.unscale_(optimizer)  # torch refuses it a second time before the next update
+    scaler.unscale_(optimizer)  # torch refuses a second call before the next update
 
 
 def test_what_a_framework_makes_later_is_kept_once_it_is_attached() -> None:
@@ -353,12 +353,12 @@ def test_gradients_of_what_a_framework_has_made_are_cleared() -> None:
     assert model.weight.grad is None
 
 
-# What a round does with it.
+# In a round.
 
 
 @pytest.fixture
 def page_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What the agent reads of this process's commits."""
+    """Steps that the agent reads from this process's page."""
     steps: list[int] = []
     monkeypatch.setattr(rounds, "page", SimpleNamespace(commit=steps.append, renew=lambda: None))
     return steps
@@ -420,7 +420,7 @@ def test_a_model_that_a_framework_makes_is_kept_from_its_attachment_on(page_step
 
 
 def test_parameters_that_change_before_share_tear_the_state(page_steps: list[int]) -> None:
-    """As a wrapper does that copies those of another rank."""
+    """As a wrapper does that copies another rank's."""
     job = rounds._Rounds(cast("Link", AT_ONCE), None)
     model, optimizer = with_gradients()
     try:

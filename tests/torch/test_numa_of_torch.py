@@ -1,4 +1,4 @@
-"""CPUs near a GPU are those that torch finds, on any machine."""
+"""CPUs near a GPU match those that torch finds, on any machine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MACHINES = {
     "no word of nodes": dataclasses.replace(machine(), silent=("node",)),
     "no GPU": machine(gpu_nodes=()),
 }
-# Here torch fails over NUMA nodes that are of no concern; what it finds without them is the answer.
+# Here torch fails because of irrelevant NUMA nodes; its answer without them is the reference.
 TORCH_STUMBLES = {
     ("one node allowed", "socket"),
     ("one socket allowed", "socket"),
@@ -71,18 +71,18 @@ def binding() -> Any:
 
 @pytest.fixture(scope="module")
 def sysfs_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Machine], Path]:
-    """The /sys of a machine, a thousand files, written once for all modes."""
+    """A machine's /sys, a thousand files, written once for all modes."""
     folder, numbers = tmp_path_factory.mktemp("machines"), itertools.count()
     return functools.cache(lambda given: given.write(folder / str(next(numbers))))
 
 
 def without_empty_nodes(given: Machine) -> Machine:
-    """The same machine, if torch is to see no NUMA nodes without CPUs that are allowed."""
+    """The same machine, for a torch that must not see NUMA nodes without allowed CPUs."""
     cpus = tuple(cpu for cpu in given.cpus if cpu.number in given.allowed_cpus)
     return dataclasses.replace(given, cpus=cpus, empty_nodes=(), absent_nodes=())
 
 
-# Each asks something else of the reader of /sys, or of how CPUs are shared out.
+# Each one tests another part of the /sys reader, or of sharing out the CPUs.
 QUICK = {
     "one core", "a node per socket", "more GPUs than cores on one node", "caches of unlike size", "no third cache",
     "one node allowed", "no word of nodes",
@@ -110,7 +110,7 @@ def test_the_cpus_of_each_worker_are_those_that_torch_finds(
 
 @st.composite
 def machines(draw: st.DrawFn) -> Machine:
-    """Machines of any shape: cores of several threads, caches that cross nodes, nodes that cross sockets."""
+    """Machines of any shape: cores with several threads, caches across nodes, nodes across sockets."""
     numbers = draw(st.lists(st.integers(0, 40), min_size=1, max_size=16, unique=True))
     few = st.integers(0, draw(st.integers(0, 7)))
     cores = {core: (draw(few), draw(st.integers(0, 1)), draw(few)) for core in range(8)}

@@ -1,4 +1,4 @@
-"""A rehearsal of scripts that recover in place: ranks are killed, and habits that break recovery are named."""
+"""A rehearsal of scripts that recover in place: ranks are killed, and habits that break recovery are reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kit.launching import LAUNCH_TIMEOUT_S, ran
 ROOT = Path(__file__).parents[2]
 
 pytestmark = [pytest.mark.timeout(8 * LAUNCH_TIMEOUT_S), pytest.mark.all]
-# What a replacement imports is imported already where it is forked.
+# A replacement's imports are already in the process that forks it.
 WARM = ("--preload", "torch,aelastic.training.rounds,aelastic.training.rehearsed.watch")
 
 SCRIPT = """
@@ -75,7 +75,7 @@ def test_a_right_script_recovers_in_place_and_ends_as_undisturbed(tmp_path: Path
 
 
 def test_the_example_recovers_in_place_and_needs_no_pattern_for_its_steps(tmp_path: Path) -> None:
-    """Its checkpoints are rehearsed, too: without recovery in place."""
+    """Its checkpoints are also rehearsed, without recovery in place."""
     script = (ROOT / "examples/in_place/train.py").read_text().replace("default=5000", "default=300")
     script = script.replace("default=1000", "default=50")
     code, said = rehearse(tmp_path, script, "--only", "killed", "--nproc-per-node", "3", *WARM)

@@ -1,4 +1,4 @@
-"""A worker of a rehearsal notes what its script does against the contract of recovery in place, and where."""
+"""A worker in a rehearsal notes where its script violates the contract of recovery in place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kit.launching import LAUNCH_TIMEOUT_S, ran
 
 pytestmark = [pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S), pytest.mark.all]
 
-# A right script; each case replaces lines of it.
+# A correct script; each case replaces lines of it.
 SCRIPT = """
 import os, random, sys
 import torch
@@ -57,7 +57,7 @@ RIGHT = {
     "the local rank is read outside": {"pass  # outside": "os.environ.get('LOCAL_RANK')"},
 }
 ADDRESS = "os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='0', RANK='0', WORLD_SIZE='1')"
-# What is replaced; the habit, the line of the script that is named, and what.
+# Replacements; the habit, the reported line of the script, and the details.
 WRONG: dict[str, tuple[dict[str, str], str, str, str]] = {
     "the group is made outside": (
         {"pass  # outside": f"{ADDRESS}; dist.init_process_group('gloo')", '    dist.init_process_group("gloo")\n': "\n"},
@@ -86,7 +86,7 @@ WRONG: dict[str, tuple[dict[str, str], str, str, str]] = {
 
 
 def notes_of(folder: Path, replaced: dict[str, str]) -> tuple[str, list[dict[str, Any]]]:
-    """Runs the script as a job of one rank; gives its text and its notes."""
+    """Runs the script as a job of one rank; returns its text and its notes."""
     text = SCRIPT
     for old, new in replaced.items():
         assert text.count(old) == 1, old

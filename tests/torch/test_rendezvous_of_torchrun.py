@@ -1,4 +1,4 @@
-"""Where nodes and workers meet, beside torchrun: the same command line is the same rendezvous."""
+"""Where nodes and workers meet, compared with torchrun: the same command line gives the same rendezvous."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ COMMANDS = [
 ]
 
 
-# What the user has called the job, where torchrun drops it.
+# The user's job names that torchrun drops.
 GIVEN = {"--rdzv-id x": "x", COMMANDS[2]: "y"}
-# One node, of which nothing says where its workers meet.
+# A single node without any option for where its workers meet.
 OF_A_FREE_PORT = {"", "--local-addr 10.0.0.1", "--rdzv-id x"}
 
 
 def torchruns_config(torch_run: Any, argv: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What torchrun is about to launch."""
+    """The config with which torchrun would launch."""
     launched = []
 
     def launch(config: Any, entrypoint: Any) -> Any:
@@ -82,7 +82,7 @@ def test_the_rendezvous_is_torchruns(
     )
     spec = spec_of(script, command)
 
-    # torchrun puts a random id in the place of one that is given; then nobody could name the job.
+    # torchrun replaces a given id with a random one; then nobody could name the job.
     run_id = None if is_random(config.run_id) else config.run_id
     assert spec.run_id == (GIVEN.get(command) or run_id)
     if spec.rdzv is None:
@@ -94,7 +94,7 @@ def test_the_rendezvous_is_torchruns(
         return
     rank = config.rdzv_configs.pop("rank", None)
     if " timeout" not in command and ",timeout" not in command:
-        del config.rdzv_configs["timeout"]  # torchrun's default, for whatever back end
+        del config.rdzv_configs["timeout"]  # torchrun's default, for any back end
     assert (spec.master_addr, spec.master_port) == master
     assert spec.rdzv == RendezvousSettings(
         backend=config.rdzv_backend,

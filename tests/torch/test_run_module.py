@@ -1,4 +1,4 @@
-"""The names of `torch.distributed.run`, as other tools use them; torch's own give the same."""
+"""The names of `torch.distributed.run`, as other tools use them, compared with torch's own."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def typed(namespace: Any) -> dict[str, tuple[type, Any]]:
 
 
 def typed_as(theirs: Any, namespace: Any) -> dict[str, tuple[type, Any]]:
-    """The namespace without what came after the torch that is installed, which has the defaults."""
+    """The namespace without options newer than the installed torch, which must have their defaults."""
     later = typed(namespace).keys() - typed(theirs).keys()
     assert later <= SINCE.keys()
     if TORCH < (2, 13) and namespace.master_port is None:
@@ -79,7 +79,7 @@ def typed_as(theirs: Any, namespace: Any) -> dict[str, tuple[type, Any]]:
 
 
 def parsed(torchs: Any, argv: list[str]) -> Any:
-    """torch's namespace; the test is skipped where this torch lacks an option."""
+    """torch's namespace; skips the test if this torch lacks an option."""
     if lacking := sorted(SINCE.keys() - options_of(torchs.get_args_parser())):
         names = {"--" + dest.replace("_", "-") for dest in lacking}
         if names & {word.partition("=")[0] for word in argv}:
@@ -118,14 +118,14 @@ def test_an_empty_variable_counts_as_unset(torchs: Any, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("line", COMMAND_LINES)
 def test_a_config_is_torchs_but_for_where_output_goes(line: str, torchs: Any, tmp_path: Path) -> None:
-    # No package lists a class under the name of that line.
+    # No package registers a class under that line's name.
     argv = ["--log-dir", str(tmp_path), *line.replace("--logs-specs q", "").split()]
     parsed(torchs, argv)
     for parsed_by in (ours, torchs):
         config, entrypoint, args = ours.config_from_args(parsed_by.parse_args(argv))
         theirs, their_entrypoint, their_args = torchs.config_from_args(torchs.parse_args(argv))
         differing = {name for name, value in vars(theirs).items() if vars(config)[name] != value}
-        # torch's `run` puts 29500 in place of `None` a moment before.
+        # torch's `run` replaces `None` with 29500 shortly before.
         assert differing <= {"logs_specs", "numa_options", "rdzv_endpoint"}
         assert config.rdzv_endpoint == theirs.rdzv_endpoint.replace(":None", ":29500")
         assert config.logs_specs.root_log_dir == theirs.logs_specs.root_log_dir
@@ -139,7 +139,7 @@ def test_output_that_was_not_asked_for_makes_no_folder(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     unasked = ours.config_from_args(ours.parse_args(["x.py"]))[0].logs_specs
     assert isinstance(unasked, DefaultLogsSpecs) and not list(tmp_path.iterdir())
-    assert [unasked.root_log_dir] == [str(folder) for folder in tmp_path.iterdir()], "as torch's, once it is asked for"
+    assert [unasked.root_log_dir] == [str(folder) for folder in tmp_path.iterdir()], "as with torch, once requested"
     asked = ours.config_from_args(ours.parse_args(["-t", "0:1", "--local-ranks-filter=0", "x.py"]))[0].logs_specs
     assert isinstance(asked, DefaultLogsSpecs)
     assert (asked._tee, asked._redirects, asked._local_ranks_filter) == ({0: Std.OUT}, Std.NONE, {0})
@@ -196,7 +196,7 @@ def test_numbers_of_nodes_and_workers_are_read_as_torch_reads_them(torchs: Any) 
     ],
 )
 def test_what_others_import_from_a_module_of_torch_is_in_ours(module: str, counterpart: str, torchs: Any) -> None:
-    """Names that accelerate, dlrover, torchx, deepspeed and torch's own documents import from there."""
+    """Names that accelerate, dlrover, torchx, deepspeed and torch's own documentation import from there."""
     known = {
         "LaunchConfig", "elastic_launch", "launch_agent", "_get_entrypoint_name", "config_from_args",
         "determine_local_world_size", "get_args_parser", "get_rdzv_endpoint", "get_use_env", "main", "parse_args",
@@ -255,7 +255,7 @@ def test_a_namespace_of_torchs_parser_runs_as_its_caller_changed_it_or_made_it(
     assert vars(args) == before
     assert told() == ["changed 2 1", "changed 2 1"]
     ours.run(SimpleNamespace(training_script=script, training_script_args=["old"], nproc_per_node="1"))
-    assert told()[0] == "old 1 1", "an older torch's has defaults for what it lacks"
+    assert told()[0] == "old 1 1", "a namespace of an older torch gets defaults for missing options"
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_python_m_launch_does_what_torchs_does(line: str, script: str, told: Any
         done = ran(python, "-m", module, *argv, env={**os.environ, "OMP_NUM_THREADS": "1", "PET_STANDALONE": "1"})
         outcomes.append((bool(done.returncode), told(), "FutureWarning" in done.stderr))
     if line.startswith("--nope"):
-        assert outcomes[0][:2] == outcomes[1][:2]  # torch has not come to its warning
+        assert outcomes[0][:2] == outcomes[1][:2]  # torch has not reached its warning
     else:
         assert outcomes[0] == outcomes[1]
 

@@ -1,4 +1,4 @@
-"""The state of a rank on its way to another one: what it is taken apart into, how it is cut, and what is refused."""
+"""A rank's state on its way to another rank: what it is split into, how it is cut, and what is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aelastic.training.shared_state.wire import Wire
 
 
 class Recorded(Wire):
-    """Both ends in one process: what was sent is received."""
+    """Both ends in one process: everything sent is received."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -41,7 +41,7 @@ class Recorded(Wire):
 
 
 def transfer(objects: list[Any], to: list[Any]) -> list[int]:
-    """Gives other objects the state of these; returns the lengths of what was sent."""
+    """Gives other objects this state; returns the lengths of the messages."""
     wire = Recorded()
     moving.send(State(objects), 1, wire)
     lengths = [len(each) for each in wire.sent]
@@ -193,7 +193,7 @@ def test_a_state_moves_to_other_objects_of_the_same_process() -> None:
 
 
 class Part:
-    """As much of a `DTensor` as tells that it is one."""
+    """The parts of a `DTensor` by which it is recognized."""
 
     def __init__(self, placement: Placement, ranks: int) -> None:
         self.placements = (placement,)

@@ -1,4 +1,4 @@
-"""Which state wins, and what ends the job: one rank is real, and the others are words on a wire."""
+"""Which state wins, and what ends the job: one real rank, and messages of the others."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Answer = Callable[[list[int]], list[list[int]]]
 
 
 class Scripted(Wire):
-    """Rank 0 is this process.
+    """This process is rank 0.
 
     Args:
         ranks: of the group.
-        answers: what the other ranks say each time, given what this one has said; then they say the same as this one.
+        answers: the other ranks' numbers for each exchange, given this rank's; after that they repeat this rank's.
     """
 
     def __init__(self, ranks: int = 1, *answers: Answer) -> None:
@@ -55,7 +55,7 @@ class Scripted(Wire):
 
 
 class Second(Scripted):
-    """This process is rank 1 of two, and the round ends as rank 0 sends something."""
+    """This process is rank 1 of two, and the round ends when rank 0 sends something."""
 
     def __init__(self, *answers: Answer) -> None:
         super().__init__(2, *answers)
@@ -69,7 +69,7 @@ class Second(Scripted):
 
 
 def others_say(*steps: int, groups: Sequence[int] = ()) -> Answer:
-    """Claims of these steps, by ranks of these groups (instead of this rank's)."""
+    """Claims of these steps, by ranks in these groups (by default, in this rank's)."""
 
     def answer(mine: list[int]) -> list[list[int]]:
         claims = [[step, *mine[1:]] for step in steps]

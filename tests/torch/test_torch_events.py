@@ -1,4 +1,4 @@
-"""torchelastic's events and metrics: torch's agent and ours tell the same stories; listeners can do no harm."""
+"""torchelastic's events and metrics: torch's agent and ours report the same stories; listeners can do no harm."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from aelastic.rdzv.protocol.ranks import assign_ranks
 
 STORY_TIMEOUT_S = 2 * LAUNCH_TIMEOUT_S
 GROUP = "torchelastic"
-# An older torch says of a worker neither its exit code nor its process id, nor of what sort its failure was.
+# For a worker, an older torch reports neither exit code nor process id, nor the kind of failure.
 TELLS_EXITS = "exit_code" in inspect.signature(SimpleElasticAgent._construct_event).parameters
-# What `@prof` makes of the methods of torch's agent: they are not here.
+# Metrics that `@prof` records for methods of torch's agent, which ours lacks.
 OF_METHODS = ("SimpleElasticAgent.", "LocalElasticAgent.")
-# In an agent: it waits as long for the import of torch as the tests do.
+# In an agent: it allows as much time for importing torch as the tests do.
 PATIENT = f"""
 from aelastic.observe import torch_events
 torch_events.FINISH_TIMEOUT_S = {LAUNCH_TIMEOUT_S}
@@ -70,13 +70,13 @@ def free_endpoint() -> str:
 
 @dataclass
 class Agent:
-    """A process in which an agent of torch's, or ours, runs a story."""
+    """A process in which torch's agent or ours runs a story."""
 
     result: Path
     process: subprocess.Popen[bytes]
 
     def told(self) -> Any:
-        """What its listeners were told, and when it began and ended."""
+        """Its listeners' records, and when it began and ended."""
         assert self.process.wait(STORY_TIMEOUT_S) == 0, self.result.with_suffix(".log").read_text()
         return json.loads(self.result.read_text())
 
@@ -105,7 +105,7 @@ def start_agent(tmp_path: Path, warm: Warm) -> Iterator[Callable[..., Agent]]:
 
 
 def comparable(told: list[dict[str, Any]]) -> list[Any]:
-    """In what was told, what does not differ from run to run; without looks that found the workers healthy."""
+    """The parts of the records that don't differ between runs, without looks that found the workers healthy."""
     found: list[Any] = []
     for each in told:
         if each["kind"] == "event":
@@ -139,7 +139,7 @@ def comparable_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def shape_of(raw_error: str) -> Any:
-    """Without what differs: frames of the agent, the time."""
+    """The shape of an error without what differs: the agent's frames, the time."""
     try:
         record = json.loads(raw_error)
     except ValueError:
@@ -156,7 +156,7 @@ def shape_of(raw_error: str) -> Any:
 # The same stories.
 
 
-# The others are a part of one of these, or end another way.
+# The others are parts of these, or end in another way.
 QUICK = {"programs succeed", "a function fails", "a program fails, then succeeds", STOPPED}
 
 
@@ -176,7 +176,7 @@ def test_listeners_are_told_what_torchs_agent_tells_them_with_the_time_when_it_h
     assert times == sorted(times)
     assert ours["began"] - 0.001 <= times[0] <= times[-1] <= ours["ended"]
 
-    # Programs that are stopped were seen to be healthy before that.
+    # Programs that are stopped were seen to be healthy before.
     names = [each["name"] for each in ours["told"]]
     healthy = [place for place, name in enumerate(names) if name == "workers.trainer.healthy"]
     assert healthy or story != STOPPED
@@ -184,7 +184,7 @@ def test_listeners_are_told_what_torchs_agent_tells_them_with_the_time_when_it_h
 
 
 def told_on_two_nodes(start_agent: Callable[..., Agent], story: str) -> dict[str, list[list[Any]]]:
-    """What the agents of two nodes told, under torchrun and under aelastic."""
+    """The records of both nodes' agents, under torchrun and under aelastic."""
     agents = dict[str, list[Agent]]()
     for launcher in ("torch", "ours"):
         config = {"min_nodes": 2, "max_nodes": 2, "rdzv_endpoint": free_endpoint()}
@@ -214,14 +214,14 @@ def test_a_node_tells_of_the_restart_that_another_ones_failure_made(start_agent:
     assert tables[1] == tables[0]
 
 
-# Points of the story that need no processes.
+# Points of a story that need no processes.
 
 
 FAILURE = ProcessFailure.from_elsewhere("node7", 1, 1, 4711, 3, "it broke", "", 0)
 
 
 class Story:
-    """A worker group that events are put into by hand, and what is to be told of it."""
+    """A worker group into which a test feeds events, and the resulting records."""
 
     def __init__(self) -> None:
         self.group = WorkerGroup(WorkerSpec(entrypoint="train.py", local_world_size=2))
@@ -230,7 +230,7 @@ class Story:
         self.now = 0.0
 
     def tell(self, step: g.Event | RunEnded | None) -> list[Told]:
-        """What is told of an event, of the end of the run, or of a look at the workers."""
+        """The records of an event, of the end of the run, or of a look at the workers."""
         if step is None:
             return self.translator.look()
         if isinstance(step, RunEnded):
@@ -263,7 +263,7 @@ COUNTED = [
         "run_failed_no_retries",
     )
 ]  # fmt: skip
-# What happens, and what is told of it; where it begins as all do, what comes after that.
+# Events and the names of their records; records of the usual beginning are left out if more follows.
 POINTS: dict[str, tuple[list[Any], list[str]]] = {
     "workers begin": (BEGUN, ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "START"]),
     "where no round comes the agent has failed": (
@@ -305,7 +305,7 @@ def test_what_is_told(point: str) -> None:
     steps, words = POINTS[point]
     for number, step in enumerate(steps):
         told += story.tell(step)
-        if steps[: number + 1] == BEGUN != steps:  # that workers begin is told once
+        if steps[: number + 1] == BEGUN != steps:  # the start of the workers is reported once
             told.clear()
     assert [each.state if isinstance(each, Status) else each.name for each in told] == words
 
@@ -322,7 +322,7 @@ def test_a_restart_that_another_nodes_failure_costs_is_counted_before_its_round(
 
 
 class Handler(logging.Handler):
-    """Keeps what it is told; raises or waits when a test says so."""
+    """Keeps its records; raises or waits as a test decides."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -342,7 +342,7 @@ class Handler(logging.Handler):
 
 @pytest.fixture
 def handler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Handler]:
-    """A handler that the program around us has added, under the name `ours`."""
+    """A handler that the surrounding program has added, under the name `ours`."""
     events = pytest.importorskip("torch.distributed.elastic.events")
     handler = Handler()
     monkeypatch.setitem(events.handlers._log_handlers, "ours", handler)
@@ -388,7 +388,7 @@ async def test_a_handler_that_blocks_is_waited_for_at_the_end_and_not_for_ever(
 async def test_a_second_request_does_not_wait_for_a_handler_that_blocks(handler: Handler) -> None:
     handler.may_go.clear()
     supervised = supervisor()
-    with anyio.fail_after(DEADLINE_S):  # the handler is waited for longer
+    with anyio.fail_after(DEADLINE_S):  # the handler is given more time than that
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(supervised.run)
             while not supervised._group.is_done:  # noqa: ASYNC110  there is no event
@@ -442,7 +442,7 @@ def test_on_the_command_line_a_job_that_fails_at_once_is_told_to_its_end(launch:
     assert states[:4] == ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "START"]
     assert "FAILED" in states[4:6]
     assert (states[6:], events[-1]["source"]) == (["SUCCEEDED"], "AGENT")
-    # They are told once torch is imported, which takes longer than the whole job.
+    # They are emitted once torch is imported, which takes longer than the whole job.
     assert events[-1]["timestamp"] / 1000 <= (job.folder / "stderr").stat().st_mtime
 
 

@@ -1,4 +1,4 @@
-"""torch's rendezvous handlers as ours: a stand-in for each path, torch's own for what only it does, torchrun for all."""
+"""torch's rendezvous handlers as ours: a stand-in for each path, torch's own for details, torchrun for a whole job."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from aelastic.spec import WorkerSpec
 torch_rdzv: Any = pytest.importorskip("torch.distributed.elastic.rendezvous")
 torch_dist: Any = pytest.importorskip("torch.distributed")
 
-# Before, a store keeps what the workers of earlier rounds wrote, as it does under torchrun.
+# Older versions keep what workers of earlier rounds wrote in the store, as under torchrun.
 LISTS_KEYS = pytest.mark.skipif(
     not hasattr(torch_dist.TCPStore, "list_keys"), reason="this torch's store cannot list its keys"
 )
@@ -50,7 +50,7 @@ Message = TypeVar("Message", bound=m.LeaderMessage)
 
 
 class Handler:
-    """Does what a test says, round by round: gives a rank and a world size, raises, or calls."""
+    """A handler scripted by a test, round by round: it returns a rank and a world size, raises, or calls something."""
 
     use_agent_store = True
 
@@ -89,7 +89,7 @@ class Handler:
 
 @dataclass
 class Agent:
-    """Stands in for the supervisor."""
+    """A stand-in for the supervisor."""
 
     link: TorchHandlerLink
     mailbox: Mailbox[m.LeaderMessage]
@@ -145,7 +145,7 @@ async def joined(handler: Callable[[], Any] | Handler, **options: Any) -> AsyncI
 
 @asynccontextmanager
 async def two(*, names_address: bool = True) -> AsyncIterator[tuple[Agent, Agent, list[Handler], list[m.Assigned]]]:
-    """Two agents in their first round, with their handlers and what they were assigned."""
+    """Two agents in their first round, with their handlers and assignments."""
     store = torch_dist.HashStore()
     handlers = [Handler((rank, 2), store=store) for rank in (0, 1)]
     for handler in handlers:
@@ -157,7 +157,7 @@ async def two(*, names_address: bool = True) -> AsyncIterator[tuple[Agent, Agent
 
 
 def beside(handler: Handler, round_: str, workers: int = 1) -> Any:
-    """Another node of a round has said what it has; gives the store of both."""
+    """Makes another node of a round publish its role info; returns the shared store."""
     store = torch_dist.PrefixStore(round_, handler.store)
     store.set("torchelastic/role_info/1", f'{{"role": "default", "rank": 1, "local_world_size": {workers}}}')
     return store
@@ -170,7 +170,7 @@ async def wait_for(condition: Callable[[], Any]) -> None:
 
 
 async def error_of(handler: Callable[[], Any] | Handler) -> Exception:
-    """What a node that wants to join ends with."""
+    """The error of a node that wants to join."""
     try:
         async with agent_with(handler) as agent:
             agent.link.tell(m.Ready(agent.node))
@@ -241,7 +241,7 @@ async def test_a_handler_that_names_no_address_has_the_nodes_agree_on_one() -> N
 
 
 CLOSED = torch_rdzv.RendezvousClosedError("closed")
-# The rounds that a handler gives, its node's part, and what follows: the agent's steps, and what it hears.
+# Results of a handler by round, the agent's options, and what follows: the agent's steps, and the messages it gets.
 STORIES: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "a node that waits interrupts the round for free, and a failure after that costs nothing either": (
         [(0, 1), (0, 1)], {"max_restarts": 0},
@@ -368,7 +368,7 @@ async def test_a_node_that_has_finished_waits_for_the_others_and_then_the_rendez
     async with two() as (first, second, handlers, _):
         await first.succeed(1)
         handlers[0].asked.clear()
-        await wait_for(handlers[0].asked.is_set)  # it looks around while it waits
+        await wait_for(handlers[0].asked.is_set)  # it polls while it waits
         await second.succeed(1)
         ends = [await each.next(m.Ended) for each in (first, second)]
     assert ends == [m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED)] * 2
@@ -536,12 +536,12 @@ async def test_torchs_handler_gives_up_joining_when_this_node_leaves() -> None:
         await wait_for(lambda: agent.link._calls._handler is not None)
         await wait_for(lambda: agent.link._calls._handler._state_holder.state.participants)
         agent.link.tell(m.Left("us", "told to stop"))
-    # It looks around every second, on a machine that has time for it; the join itself would go on for minutes.
+    # On an idle machine it checks every second; the join itself would take minutes.
     await wait_for(lambda: not torch_threads())
 
 
 async def test_a_call_that_ends_as_it_is_given_up_ends_the_thread_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exception must not come while the thread closes its handler, or after that."""
+    """The exception must not arrive while the thread closes its handler, or later."""
     begun, may_end, closes, given_up, closed = (threading.Event() for _ in range(5))
 
     def call() -> None:
@@ -555,7 +555,7 @@ async def test_a_call_that_ends_as_it_is_given_up_ends_the_thread_in_order(monke
 
     def give_up(ident: Any, error: Any, really: Any = ctypes.pythonapi.PyThreadState_SetAsyncExc) -> None:
         may_end.set()
-        closes.wait(0.2)  # time enough to come so far, if it can
+        closes.wait(0.2)  # enough time to get that far, if it can
         really(ident, error)
         given_up.set()
 
@@ -591,7 +591,7 @@ WORKER = """
 
 
 def both(launch: Launcher, which_fails: str) -> tuple[Job, Job]:
-    """A job of two nodes, one of which is torchrun's and the other ours; torchrun's serves the rendezvous."""
+    """A job of two nodes, one of torchrun's and one of ours; torchrun's serves the rendezvous."""
     script, marker, endpoint = launch.write("worker.py", WORKER), launch.folder / "failed", f"127.0.0.1:{quiet_port()}"
     folders = [launch.folder / name for name in ("torchrun", "ours")]
     for folder in folders:

@@ -1,6 +1,6 @@
-"""Names of torch that are not public: whether this torch has each of them, and what a worker does that lacks one.
+"""Private names of torch: whether this torch has each of them, and what a worker does without one.
 
-They may be renamed in any version; `make matrix` runs this with all that are supported.
+Any version may rename them; `make matrix` runs this with every supported version.
 """
 
 from __future__ import annotations

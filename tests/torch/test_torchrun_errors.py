@@ -1,4 +1,4 @@
-"""What docs/how-to/torchrun-errors.md quotes of torchrun and of aelastic, both print."""
+"""torchrun and aelastic print what docs/how-to/torchrun-errors.md quotes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GROUP = """import datetime, os, signal, time
 import torch, torch.distributed as dist
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=6))
 """
-# The other rank tells what it met also where a launcher has sent SIGTERM before.
+# The other rank reports its error even if a launcher has sent SIGTERM before.
 DIES = f"""{GROUP}signal.signal(signal.SIGTERM, signal.SIG_IGN)
 dist.barrier()
 if dist.get_rank() == 1:
@@ -53,7 +53,7 @@ PARSES = "import argparse\nargparse.ArgumentParser().parse_args()\n"
 
 
 def quotes(page: str) -> dict[str, dict[str, str]]:
-    """By heading, what each launcher is quoted with."""
+    """By heading, the quoted message of each launcher."""
     sections = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
     return {
         each.partition("\n")[0]: dict(re.findall(r"^> (torchrun|aelastic): `([^`]+)`", each, re.MULTILINE))
@@ -68,7 +68,7 @@ def at(endpoint: str) -> list[str]:
     return [*TWO_NODES, "--rdzv-endpoint", endpoint]
 
 
-# By heading: the script, the options, the script's arguments.  A port is taken where the test needs one.
+# By heading: the script, the options, the script's arguments.  Some tests occupy a port.
 CASES: dict[str, tuple[str, Sequence[str], Sequence[str]]] = {
     "ChildFailedError without a cause": (FAILS, ALONE, ()),
     "SIGTERM or SIGKILL as the root cause": (DIES, ALONE, ()),

@@ -1,4 +1,4 @@
-"""With `--virtual-local-rank` each worker sees one device, its own: torchrun and aelastic are compared."""
+"""With `--virtual-local-rank` each worker sees a single device, its own: torchrun and aelastic are compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 pytestmark = pytest.mark.skipif(SINCE["virtual_local_rank"] > TORCH, reason="this torch has no such option")
 
 
-# What else the variable may say is told in core/test_devices.py.
+# core/test_devices.py covers other values of the variable.
 def test_workers_find_what_torchrun_gives_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: Warm) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     env = {VARIABLE: " GPU-8932f937-d72c , 7,9"}
@@ -36,7 +36,7 @@ def test_workers_find_what_torchrun_gives_them(tmp_path: Path, monkeypatch: pyte
 
 
 def test_logs_and_prefixes_go_by_the_true_local_rank_as_with_torchrun(tmp_path: Path, warm: Warm) -> None:
-    # In one write: lines of two workers of torchrun's mix otherwise.
+    # In one write: otherwise, lines of torchrun's two workers get mixed up.
     code = "import os; os.write(1, b'told ' + os.environb[b'LOCAL_RANK'] + b'\\n')"
     (tmp_path / "worker.py").write_text(code)
     said, env = {}, {**os.environ, "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${local_rank} ${rank}>"}

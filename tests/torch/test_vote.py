@@ -1,4 +1,4 @@
-"""The vote before an update: whichever ranks die when, the survivors have a step in common, and its state is whole.
+"""The vote before an update: whichever ranks die and when, the survivors have a step in common, with its whole state.
 
 The ranks of these tests are objects in one process; the barrier is scripted.
 """
@@ -39,7 +39,7 @@ def over() -> None:
 
 
 class Rank:
-    """A rank with the whole state of `STEP`: a parameter, a moment, a running mean and a value, all in step with it."""
+    """A rank with the whole state of `STEP`: a parameter, a moment, a running mean and a value, all of that step."""
 
     def __init__(self, group: int = 0) -> None:
         self.group = group
@@ -82,7 +82,7 @@ class Rank:
         self.on_check = self.on_wait = nothing
 
     def make_step(self) -> None:
-        """Raises what ends it, before the update or after the commit."""
+        """Makes a step, or raises if it is cut before the update or after the commit."""
         self.forward(STEP)
         self.kept.begin_update()
         self.update(STEP)
@@ -179,7 +179,7 @@ def test_a_step_that_a_scaler_skips_is_voted_before_the_scale_changes() -> None:
     try:
         kept.adopt([*rank.objects, scaler], STEP)
         kept.hold_vote = lambda: votes.append(scaler.get_scale())
-        scaler.scale(torch.tensor(1.0))  # a scaler makes its scale when it is first used
+        scaler.scale(torch.tensor(1.0))  # a scaler creates its scale on first use
         for parameter in rank.objects[0].parameters():
             parameter.grad = torch.full_like(parameter, float("inf"))
         scaler.step(rank.objects[1])
@@ -260,15 +260,15 @@ def test_without_a_step_that_all_survivors_have_the_newest_of_each_group_is_take
 
 @dataclass
 class Fault:
-    """Where a fault meets the ranks of a mesh."""
+    """Where a fault hits the ranks of a mesh."""
 
     shape: tuple[int, int]  # replicas, shards
     voters: set[int]  # ranks that have their gradients, and vote
-    cut: set[int]  # of them: those that are cut in the vote, if all have voted; otherwise all voters are
+    cut: set[int]  # those cut in the vote, if all have voted; otherwise all voters are
     deaths: list[set[int]] = field(
         default_factory=list
     )  # in the round, and in each that follows until all have the state
-    adopters: list[set[int]] = field(default_factory=list)  # who has taken the agreed step as the next one dies
+    adopters: list[set[int]] = field(default_factory=list)  # ranks with the agreed step when the next one dies
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""What torch offers to workers, in workers of aelastic: whatever torchrun's workers say, ours say as well."""
+"""torch features in aelastic's workers: they report the same as torchrun's workers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S)
 
 
 def by_rank(*words: str, restart: int = 0) -> list[str]:
-    """What two workers tell that tell the same."""
+    """The expected lines of two workers that report the same."""
     return sorted(f"{restart} {rank} {each}" for rank in (0, 1) for each in words)
 
 
 # Process groups.
 
-# A group each, after the first one: whatever else workers may meet at.
+# Several groups, after the first one, for each other way to meet.
 MEETINGS = """
 where = f"tcp://127.0.0.1:{os.environ['FREE_PORT_' + os.path.basename(os.getcwd())]}"
 job = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -101,7 +101,7 @@ def test_workers_are_told_their_ranks_and_make_groups_of_all_kinds_wherever_they
     assert set(by_rank(*(f"{place} 3.0" for place in places))) <= set(told)
 
 
-@pytest.mark.all  # the same store as that of `env://`
+@pytest.mark.all  # the same store as for `env://`
 def test_a_process_group_comes_up_at_the_jobs_own_address_and_port(launch: Launcher) -> None:
     told = both(
         launch,
@@ -118,7 +118,7 @@ def test_a_process_group_comes_up_at_the_jobs_own_address_and_port(launch: Launc
 
 @pytest.fixture
 def free_ports() -> dict[str, str]:
-    """One for each launcher's workers."""
+    """One port for each launcher's workers."""
     return {f"FREE_PORT_{launcher}": str(quiet_port()) for launcher in (TORCHRUN, AELASTIC)}
 
 
@@ -155,7 +155,7 @@ def test_a_tcp_address_of_ones_own_works_where_the_shared_store_is_turned_off(
 def test_a_tcp_address_of_ones_own_where_the_store_is_shared_is_what_this_torch_makes_of_it(
     launch: Launcher, free_ports: dict[str, str]
 ) -> None:
-    # Up to torch 2.13 its workers are all clients then, whatever the address, and time out; later it compares addresses.
+    # Up to torch 2.13 all workers are clients in that case, whatever the address, and time out; later it compares them.
     is_served = TORCH >= (2, 14)
     told = both(
         launch,
@@ -176,7 +176,7 @@ def test_a_tcp_address_of_ones_own_where_the_store_is_shared_is_what_this_torch_
 
 @pytest.mark.all
 def test_ranks_make_a_group_and_save_after_a_signal_to_every_process_of_the_job(launch: Launcher) -> None:
-    """As a scheduler ends a job: agent, workers and helpers get SIGTERM at the same time."""
+    """As when a scheduler ends a job: agent, workers and helpers get SIGTERM at the same time."""
     job = start(
         launch,
         AELASTIC,
@@ -202,7 +202,7 @@ def test_ranks_make_a_group_and_save_after_a_signal_to_every_process_of_the_job(
     )
     job.wait_line("ready", 2, LAUNCH_TIMEOUT_S)
     for pid in job.left():
-        with suppress(ProcessLookupError):  # it has ended with the one before
+        with suppress(ProcessLookupError):  # it ended with the previous one
             os.kill(pid, signal.SIGTERM)
     job.wait(LAUNCH_TIMEOUT_S)
     assert job.lines.count("saved") == 2, job.story
@@ -332,11 +332,11 @@ def test_ddp_trains_and_goes_on_from_a_distributed_checkpoint_after_a_crash(laun
     ]
 
 
-# What torchelastic itself offers to workers.
+# torchelastic's own features for workers.
 
 
 def written_errors(job: Job) -> dict[str, Any]:
-    """By restart and local rank, what `record` wrote, without what differs from run to run."""
+    """By restart and local rank, the errors that `record` wrote, without what differs between runs."""
     found = {}
     for path in (job.folder / "logs").rglob("error.json"):
         message = json.loads(path.read_text())["message"]
@@ -380,7 +380,7 @@ def test_record_writes_the_same_where_the_same_is_looked_for(launch: Launcher) -
     jobs[1].assert_nothing_left()
 
 
-@pytest.mark.all  # two imports of torch more for each worker
+@pytest.mark.all  # two more imports of torch for each worker
 def test_timers_expire_as_ever(launch: Launcher) -> None:
     told = both(
         launch,
@@ -418,7 +418,7 @@ def test_timers_expire_as_ever(launch: Launcher) -> None:
     assert told == by_rank("reaped by SIGKILL", "unconfigured Configure timer client before using countdown timers.")
 
 
-# The control plane: a client of a worker's socket hears what it is doing.
+# The control plane: a client of a worker's socket learns what the worker is doing.
 
 SERVED = """
 from torch.distributed.elastic.control_plane import worker_main
@@ -441,7 +441,7 @@ main()
 
 
 def ask(path: str, handler: str) -> tuple[str, str]:
-    """Status line and body of the answer to one HTTP request."""
+    """Status line and body of the response to one HTTP request."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(LAUNCH_TIMEOUT_S)
         client.connect(path)
