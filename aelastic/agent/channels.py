@@ -17,9 +17,10 @@ from typing import Any, TypeAlias
 import anyio
 
 from aelastic.agent.group.worker_env import CONTROL_SOCKET_VARIABLE
-from aelastic.base import aio
-from aelastic.base.aio import RareWarnings, described
 from aelastic.base.host import sockets
+from aelastic.base.loop import clock
+from aelastic.base.loop.reports import RareWarnings, described
+from aelastic.base.loop.sockets import wait_readable
 from aelastic.training.notice.page import (
     BYTES,
     CALLS,
@@ -79,7 +80,7 @@ class Door:
             return
         async with anyio.create_task_group() as tasks:
             while True:
-                await aio.wait_readable(self._listener)
+                await wait_readable(self._listener)
                 try:
                     conn, _ = self._listener.accept()
                 except OSError:  # the client is gone; or no descriptors are left, and the client still waits
@@ -96,7 +97,7 @@ class Door:
         except* (ConnectionError, TimeoutError):
             pass  # the client is gone, or sent nothing
         except* Exception as failed:  # noqa: BLE001  no client may end this agent or the job
-            self._warnings.warn("aborted a connection to the control socket: %s", described(failed), now=aio.now())
+            self._warnings.warn("aborted a connection to the control socket: %s", described(failed), now=clock.now())
         finally:
             conn.close()
 

@@ -23,8 +23,8 @@ from aelastic.agent.group.in_place import WorkerStage
 from aelastic.agent.group.worker_env import MEETING_VARIABLES, own_variables, worker_args, worker_env
 from aelastic.agent.resources import AgentSettings, GenerationContext, listen_for_workers
 from aelastic.agent.worker_links import WorkerLinks
-from aelastic.base import aio
-from aelastic.base.aio import run_sync
+from aelastic.base.loop import clock
+from aelastic.base.loop.threads import run_sync
 from aelastic.diagnose.failures.failure import ProcessFailure
 from aelastic.errors import HostError
 from aelastic.logs.run_logs import WorkerFiles
@@ -170,7 +170,7 @@ class Generation:
                 self._killed.add(local_rank)
                 self.stuck.stack_dumps.killed(local_rank)
             else:
-                self._context.asked_at.setdefault(local_rank, aio.now())
+                self._context.asked_at.setdefault(local_rank, clock.now())
 
     async def dump_and_stop(self, stop: ev.Stop) -> None:
         """Takes the stacks of workers, then kills them.
@@ -359,7 +359,7 @@ class Generation:
         self._context.ended.add(local_rank)
         self.on_change()
         held.watches.ended(self.number, local_rank)
-        gone_at = aio.now()
+        gone_at = clock.now()
         # A worker that was asked to end is a victim, whatever it reports; or was found unhealthy, for a known reason.
         if local_rank in self._group.exits.failed:
             self._post(ev.Exited(self.number, local_rank, None, gone_at))

@@ -14,9 +14,9 @@ import anyio
 
 from aelastic.agent.group.events import GraceOver
 from aelastic.agent.resources import GenerationContext
-from aelastic.base import aio
-from aelastic.base.aio import run_sync
 from aelastic.base.host.usage import bytes_in
+from aelastic.base.loop import clock
+from aelastic.base.loop.threads import run_sync
 from aelastic.workers.states import Phase
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class GraceWatch:
         generation = self._group.generation
         if self._is_on and not self._is_watching and self._is_restart(generation):
             self._is_watching = True
-            self._context.tasks.start_soon(self._watch, generation, aio.now(), name="restart grace")
+            self._context.tasks.start_soon(self._watch, generation, clock.now(), name="restart grace")
 
     def _is_restart(self, generation: int) -> bool:
         group = self._group
@@ -60,10 +60,10 @@ class GraceWatch:
             await anyio.sleep_until(grace.deadline)
             if not self._is_restart(generation):
                 return
-            actions = grace.handle(DeadlinePassed(), aio.now())
+            actions = grace.handle(DeadlinePassed(), clock.now())
             if rg.Look() in actions:
                 samples = await run_sync(self._look, activity, sessions, abandon_on_cancel=True, limiter=self._limiter)
-                actions = grace.handle(rg.Looked(samples), aio.now())
+                actions = grace.handle(rg.Looked(samples), clock.now())
             for action in actions:
                 if isinstance(action, rg.GiveUp):
                     self._context.post(GraceOver(generation, action.reason))

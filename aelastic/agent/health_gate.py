@@ -17,13 +17,13 @@ from pathlib import Path
 
 import anyio
 
-from aelastic.base import aio
-from aelastic.base.aio import in_thread, run_sync
 from aelastic.base.host import proc_table
 from aelastic.base.host.children import helpers
 from aelastic.base.host.files import text_of
 from aelastic.base.host.programs import ProgramError, output_of
 from aelastic.base.host.usage import descriptors
+from aelastic.base.loop import clock
+from aelastic.base.loop.threads import in_thread, run_sync
 
 _log = logging.getLogger(__name__)
 
@@ -135,9 +135,9 @@ class HealthGate:
 
     async def _held(self, workers: Collection[int]) -> str:
         """Waits for processes of this run that still hold a device: the next workers would find no memory."""
-        until = aio.now() + HELD_S
+        until = clock.now() + HELD_S
         look = partial(holder, self._mark, workers)
-        while (held := await run_sync(look, abandon_on_cancel=True)) and aio.now() < until:  # noqa: ASYNC110  /proc
+        while (held := await run_sync(look, abandon_on_cancel=True)) and clock.now() < until:  # noqa: ASYNC110  /proc
             await anyio.sleep(HELD_LOOK_S)
         return held
 

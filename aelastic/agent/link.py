@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aelastic.agent.open_files import files_for_connections
-from aelastic.base import aio
+from aelastic.base.loop import clock
 from aelastic.rdzv.registry import AgentContext, InProcessLink, Link, factory_of
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.single_node import SingleNode
@@ -29,7 +29,7 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
         return _torch_handler_link(spec, policy, lent(spec.rdzv_handler).borrowed)
     if settings is None:
         # No store keeps a term, so the clock makes the number of a round rise over all starts of the job.
-        return InProcessLink(SingleNode(policy, aio.wall_ms()))
+        return InProcessLink(SingleNode(policy, clock.wall_ms()))
     if (make_store := factory_of(settings.backend)) is None:
         from aelastic.rdzv.torch_handler_link import handler_opener
 

@@ -24,9 +24,9 @@ from aelastic.agent.link import open_link
 from aelastic.agent.open_files import check_open_files
 from aelastic.agent.postmortem import Postmortem
 from aelastic.agent.watches.watches import Progress, StartWatch, Watches
-from aelastic.base import aio
 from aelastic.base.host.process_states import ProcessStates
 from aelastic.base.host.sockets import doors_folder, is_loopback
+from aelastic.base.loop import clock
 from aelastic.base.record import Record
 from aelastic.errors import AelasticError, InputError
 from aelastic.logs.run_logs import RunLogs
@@ -161,11 +161,11 @@ class Resources:
     def reached(self, state: RunState) -> Reached:
         """Returns how far the workers of this generation have come."""
         calls = max(self.pages.calls().values(), default=0)
-        return Reached(self.progress.reached(), calls or NONE, max(0.0, aio.now() - state.formed_at))
+        return Reached(self.progress.reached(), calls or NONE, max(0.0, clock.now() - state.formed_at))
 
     def _waiting(self, group: WorkerGroup) -> Collection[int]:
         """Returns the local ranks that wait for a drain."""
-        return self.pages.waiting(aio.now(), are_ending=group.exits.is_draining)
+        return self.pages.waiting(clock.now(), are_ending=group.exits.is_draining)
 
     def _open_fork_server(self, settings: AgentSettings, tell: Callable[[RunEvent], None]) -> ForkServer | None:
         spec = settings.spec
@@ -230,7 +230,7 @@ class Resources:
         """Returns what the agent knows now, for scrapers."""
         from aelastic.observe.exposition import AgentFacts
 
-        silence_max_s, silent_s = self.watches.silence(aio.now())
+        silence_max_s, silent_s = self.watches.silence(clock.now())
         return AgentFacts(self.link.coordinates, silence_max_s, silent_s)
 
     async def finish(self) -> None:

@@ -22,9 +22,9 @@ from aelastic.agent.group import events as ev
 from aelastic.agent.group.worker_group import WorkerGroup
 from aelastic.agent.resources import AgentSettings, Asked, GenerationContext, Resources, RunContext, node_offer
 from aelastic.agent.run_event_source import RunEventSource, introduction
-from aelastic.base import aio
-from aelastic.base.aio import Mailbox
 from aelastic.base.host import proc_table
+from aelastic.base.loop import clock
+from aelastic.base.loop.mailbox import Mailbox
 from aelastic.errors import AelasticError, RendezvousTimeoutError
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import EndpointChanged, RunEnded, RunEvent, StacksTaken, Waited
@@ -196,7 +196,7 @@ class Run:
         self._mailbox.post(ev.Start())
         while not self._group.is_done:
             event = await self._mailbox.next(self._group.deadline) or ev.DeadlinePassed()
-            now = aio.now()
+            now = clock.now()
             for action in self._group.handle(event, now):
                 self._carry_out(action, tasks)
             if self._generation is not None:
@@ -234,7 +234,7 @@ class Run:
                 starts = m.Starts.READY if are_ready else held.starts(is_new=False)
                 held.link.tell(m.Prepared(node_id, starts))
             case ev.TellFailed(round_, failure, at):
-                age_s, reached = aio.now() - at, held.reached(self._observers.state)
+                age_s, reached = clock.now() - at, held.reached(self._observers.state)
                 held.link.tell(m.Failed(node_id, round_, failure.for_others(), age_s, reached))
             case ev.TellSucceeded(round_):
                 held.link.tell(m.Succeeded(node_id, round_))
@@ -295,7 +295,7 @@ class Run:
         """Keeps this node out of the job until it is fit; the others continue without it."""
         from aelastic.rdzv.settings import JOIN_TIMEOUT_S  # most jobs have no gate
 
-        rdzv, began = self._settings.spec.rdzv, aio.now()
+        rdzv, began = self._settings.spec.rdzv, clock.now()
         limit_s = JOIN_TIMEOUT_S if rdzv is None else rdzv.join_timeout_s
         if self._group.phase is Phase.FORMING:
             await self.resources.store.wait_dropped()
@@ -303,7 +303,7 @@ class Run:
             if not self._is_last_word(ready):
                 return None
             is_alone = rdzv is None or self._generation is None  # nobody notifies it of the end of the job
-            if is_alone and aio.now() - began >= limit_s:
+            if is_alone and clock.now() - began >= limit_s:
                 return self._give_up(RendezvousTimeoutError(f"this node is unfit, for {limit_s:g} s now: {reason}"))
             if self._generation is not None:
                 self.resources.link.tell(ready.replace(node=ready.node.replace(unfit=reason)))
@@ -438,7 +438,7 @@ class Run:
         return result_of(self._group, returned, stacks, self.resources.backend.describe)
 
     def _tell(self, run_event: RunEvent) -> None:
-        now = aio.now()
+        now = clock.now()
         if isinstance(run_event, EndpointChanged):
             self._endpoints[run_event.endpoint] = run_event.trouble, now
         self._observers.tell(run_event, now)
@@ -446,7 +446,7 @@ class Run:
     def _missing_endpoints(self) -> str:
         """Returns the part of a line about waiting that names missing endpoints."""
         missing = [
-            f"{endpoint} ({trouble}, for {aio.now() - since:.0f} s)"
+            f"{endpoint} ({trouble}, for {clock.now() - since:.0f} s)"
             for endpoint, (trouble, since) in sorted(self._endpoints.items())
             if trouble
         ]

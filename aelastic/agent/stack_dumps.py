@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from aelastic.agent.resources import GenerationContext
-from aelastic.base import aio
-from aelastic.base.aio import run_sync
+from aelastic.base.loop import clock
+from aelastic.base.loop.threads import run_sync
 from aelastic.observe.run_events import StacksTaken
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class StackDumps:
         """A running worker was sent SIGKILL."""
         if self._is_local and local_rank not in self._killed:
             if self._killed_at is None:
-                self._killed_at = aio.now()
+                self._killed_at = clock.now()
             is_unhealthy = local_rank in self._group.exits.failed
             if not is_unhealthy or local_rank in self._context.asked_at:  # else its failure says why it is killed
                 waited, where = self._waited(local_rank, self._killed_at), self._where(local_rank, self._killed_at)

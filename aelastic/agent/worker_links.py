@@ -21,7 +21,7 @@ import anyio
 from aelastic.agent.channels import ControlSockets
 from aelastic.agent.group import events as ev
 from aelastic.agent.kept_connections import KeptConnections
-from aelastic.base import aio
+from aelastic.base.loop.sockets import wait_readable
 from aelastic.diagnose.failures.failure import SENTENCE_CHARS_MAX
 from aelastic.training import messages
 
@@ -139,10 +139,10 @@ class _Link:
         self._is_running = True
         try:
             with self._running:
-                await aio.wait_readable(self._socket)
+                await wait_readable(self._socket)
                 self._accept()
                 while True:
-                    await aio.wait_readable(self._socket)
+                    await wait_readable(self._socket)
                     self._receive()
         finally:
             self.close()

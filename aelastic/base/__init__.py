@@ -3,8 +3,8 @@
 - `record`: immutable values, which cores and shells exchange
 - `machine`: the base of a core: one entrance for events, the story of the last ones, invariants that tests check
 - `errors`: the base of all errors
-- `aio`: what asyncio and anyio lack for an agent
+- `loop`: what asyncio and anyio lack for an agent
 - `host`: this machine, as the kernel shows it
 """
 
-__all__ = ["aio", "errors", "machine", "record"]
+__all__ = ["errors", "machine", "record"]

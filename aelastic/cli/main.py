@@ -303,7 +303,7 @@ def _run_on_loop(job: Coroutine[Any, Any, RunResult], name: str) -> RunResult:
     """Runs on a loop of our own, and leaves the policy and the thread's current loop alone."""
     import asyncio
 
-    from aelastic.base.aio import loop_factory
+    from aelastic.base.loop.factory import loop_factory
 
     with asyncio.Runner(loop_factory=loop_factory(name)) as runner:
         return runner.run(job)

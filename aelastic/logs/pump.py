@@ -23,7 +23,8 @@ from typing import Any
 
 import anyio
 
-from aelastic.base.aio import LOST, run_sync
+from aelastic.base.loop.growth import LOST
+from aelastic.base.loop.threads import run_sync
 from aelastic.logs.follower import Follower
 from aelastic.logs.lines import Splitter
 from aelastic.logs.terminal import TerminalStream

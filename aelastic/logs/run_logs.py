@@ -34,7 +34,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from aelastic.base.aio import Growth, in_thread, run_sync
+from aelastic.base.loop.growth import Growth
+from aelastic.base.loop.threads import in_thread, run_sync
 from aelastic.diagnose.failures.failure import ERROR_FILE_VARIABLE
 from aelastic.errors import HostError, InputError
 from aelastic.logs.attempt_files import (

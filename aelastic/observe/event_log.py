@@ -30,8 +30,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
 
-from aelastic.base import aio
-from aelastic.base.aio import run_sync
+from aelastic.base.loop import clock
+from aelastic.base.loop.threads import run_sync
 from aelastic.base.record import Record
 from aelastic.diagnose.failures.failure import ProcessFailure
 from aelastic.observe import run_events as ev
@@ -114,7 +114,7 @@ class EventLog(Observer):
         if self._thread is None:
             return
         writer = self._writer
-        self._put_down_lost(time.time_ns(), aio.now())
+        self._put_down_lost(time.time_ns(), clock.now())
         writer.entries.put(None)
         try:
             await run_sync(writer.is_over.wait, FINISH_TIMEOUT_S)

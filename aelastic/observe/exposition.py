@@ -12,10 +12,10 @@ import anyio
 import anyio.lowlevel
 
 import aelastic
-from aelastic.base import aio
 from aelastic.base.host.kernel_states import KernelState
 from aelastic.base.host.process_states import ProcessStates
 from aelastic.base.host.usage import usage_of, usage_of_leaders
+from aelastic.base.loop import clock
 from aelastic.base.record import Record
 from aelastic.observe.metrics import RunMetrics
 from aelastic.observe.observer import Observer
@@ -86,7 +86,7 @@ class Exposition(Observer):
             workers=self.usage(),
             kernel=self.kernel_states(),
             common=common,
-            now=aio.now(),
+            now=clock.now(),
             epoch=self._epoch or 0.0,
             coordinates=facts.coordinates,
             silence=(facts.silence_max_s, facts.silent_s),
@@ -103,4 +103,4 @@ class Exposition(Observer):
         """Returns the kernel states of workers that are alive but not running, by local rank."""
         if not self._is_local:
             return {}
-        return self._process_states.look(self.run_state.running, aio.now())
+        return self._process_states.look(self.run_state.running, clock.now())

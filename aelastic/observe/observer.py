@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import anyio
 
-from aelastic.base.aio import Mailbox
+from aelastic.base.loop.mailbox import Mailbox
 from aelastic.observe import run_events as ev
 from aelastic.observe.run_events import RunEnded, RunEvent
 from aelastic.observe.run_state import RunState

@@ -28,8 +28,8 @@ from typing import Any
 
 import anyio
 
-from aelastic.base import aio
-from aelastic.base.aio import run_sync
+from aelastic.base.loop import clock
+from aelastic.base.loop.threads import run_sync
 from aelastic.errors import InputError
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
@@ -86,7 +86,7 @@ class TorchEvents(Observer):
 
     def __init__(self, spec: WorkerSpec, run_id: str) -> None:
         self._spec = spec
-        self._translator = TorchTranslator(spec.role, spec.max_restarts, aio.now())
+        self._translator = TorchTranslator(spec.role, spec.max_restarts, clock.now())
         self._recorder = _Recorder(spec, run_id)
         self._told: SimpleQueue[tuple[int, Told] | None] = SimpleQueue()
         self._is_over = threading.Event()  # all is recorded, or `aclose` waits no longer
@@ -127,7 +127,7 @@ class TorchEvents(Observer):
     async def fail(self, error: BaseException) -> None:
         """Records that the agent failed before the run began."""
         traceback_ = "".join(traceback.format_exception(error))
-        self.tell(ev.RunEnded(WorkerState.UNKNOWN, str(error), traceback=traceback_), aio.now())
+        self.tell(ev.RunEnded(WorkerState.UNKNOWN, str(error), traceback=traceback_), clock.now())
         await self.aclose()
 
     async def aclose(self) -> None:

@@ -13,9 +13,9 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from aelastic.base import aio
-from aelastic.base.aio import Mailbox
 from aelastic.base.host.sockets import LOOPBACKS, HeldPort
+from aelastic.base.loop import clock
+from aelastic.base.loop.mailbox import Mailbox
 from aelastic.errors import (
     InputError,
     RendezvousConnectionError,
@@ -138,7 +138,7 @@ class AgentLink:
                 await self._begin(tasks)
                 while True:
                     event = await self._mailbox.next_by(lambda: self._member.deadline) or ev.DeadlinePassed()
-                    for action in self._member.handle(event, aio.now()):
+                    for action in self._member.handle(event, clock.now()):
                         self._carry_out(action, deliver, tasks)
                     if isinstance(event, ev.Received) and self._stream is not None:
                         self._stream.handled()
@@ -261,7 +261,7 @@ class AgentLink:
             error = caught
             if isinstance(error, NotTrustedError) and error.leader is not None:
                 await self._greet(error.leader)
-                error = self._other_secret.judge(error, self._cell.name, aio.now())
+                error = self._other_secret.judge(error, self._cell.name, clock.now())
             self._is_reached = False
             if isinstance(error, InputError | RendezvousStateError) and self._member.led_at is None:
                 raise error from None  # there is no hope
@@ -270,7 +270,7 @@ class AgentLink:
 
     async def _greet(self, leader: LeaderAt) -> None:
         """Connects once to a leader that is not trusted, so that both ends report what differs."""
-        if not self._other_secret.is_new(leader.token, aio.now()):
+        if not self._other_secret.is_new(leader.token, clock.now()):
             return
         with anyio.move_on_after(self._member.lease_s), suppress(NoConnectionError):
             stream = await connect(leader.addresses, leader.port, self._new_stream, self._look_up_s)
@@ -308,7 +308,7 @@ class AgentLink:
     async def _campaign(self, action: ev.Campaign) -> None:
         await anyio.lowlevel.checkpoint()
         node, member, settings = action.node, self._member, self._settings
-        term = leading.term_from_clock(aio.wall_ms(), action.highest) if action.has_listened else action.highest + 1
+        term = leading.term_from_clock(clock.wall_ms(), action.highest) if action.has_listened else action.highest + 1
         at = self._new_leader_at(node.name)
         coordinator = Coordinator(RoundRules.of(settings), self._policy, member.node_id)
         coordinator.roster.begin_term(term)
@@ -322,7 +322,7 @@ class AgentLink:
             "" if member.state.node is None else member.state.node.host,
             settings.has_elections,
             LeaderCell(os.urandom(8).hex(), member.lease_s, action.seen),
-            aio.now(),
+            clock.now(),
             frozenset(action.gone),
             action.job_before,
             action.silent,

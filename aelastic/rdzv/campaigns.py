@@ -13,9 +13,9 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic.base import aio
-from aelastic.base.aio import described
 from aelastic.base.host.sockets import HeldPort, is_address
+from aelastic.base.loop import clock
+from aelastic.base.loop.reports import described
 from aelastic.rdzv.leader.job_state import Participant
 from aelastic.rdzv.protocol.codec import CAMPAIGN, WireError, encode
 from aelastic.rdzv.protocol.handshake import ProofError
@@ -152,7 +152,7 @@ class Campaigns(Incoming[Any]):
 
     def _on_garbled(self, stream: Stream, error: WireError) -> None:
         told = "rejected a request for a vote from %s: not an aelastic agent of this version (%s)"
-        self._strangers.warnings.warn(told, stream.peer, error, now=aio.now())
+        self._strangers.warnings.warn(told, stream.peer, error, now=clock.now())
         stream.abort()
 
 

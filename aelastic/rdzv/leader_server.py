@@ -14,8 +14,8 @@ from typing import Any, assert_never
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic.base import aio
 from aelastic.base.host.sockets import HeldPort
+from aelastic.base.loop import clock
 from aelastic.errors import InputError, RendezvousError
 from aelastic.rdzv.campaigns import Campaigns
 from aelastic.rdzv.leader import leader_events as ev
@@ -88,7 +88,7 @@ class LeaderServer(Incoming[ev.Event]):
                     tasks.start_soon(self._strangers.accept, listener, self._new_stream, name="accept")
                 while not self.leader.has_stepped_down:
                     event = await self._next_event()
-                    for action in self.leader.handle(event, aio.now()):
+                    for action in self.leader.handle(event, clock.now()):
                         self._carry_out(action, tasks)
                     if isinstance(event, ev.Received) and event.conn in self._streams:
                         stream = self._streams[event.conn]
@@ -117,10 +117,10 @@ class LeaderServer(Incoming[ev.Event]):
 
     async def tell_all(self) -> None:
         """Waits for agents that may not have the verdict yet: two leases at most, and some time to connect."""
-        leader, began, has_said = self.leader, aio.now(), False
+        leader, began, has_said = self.leader, clock.now(), False
         most_s = awaited_s(leader.lease_s)
         while leader.connections.is_over and not leader.has_stepped_down:
-            now = aio.now()
+            now = clock.now()
             until = min(leader.connections.awaited_until, began + most_s)
             if now >= until:
                 break
@@ -243,7 +243,7 @@ class LeaderServer(Incoming[ev.Event]):
             self._strangers.refuse(stream, error.shown)
         else:
             told = "rejected connection from %s: not an aelastic agent (%s)"
-            self._strangers.warnings.warn(told, stream.peer, error, now=aio.now())
+            self._strangers.warnings.warn(told, stream.peer, error, now=clock.now())
         self._mailbox.post(ev.Garbled(stream.conn, str(error), isinstance(error, OtherProtocolError)))
 
     def on_closed(self, stream: Stream, reason: str) -> None:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from aelastic.base import aio
-from aelastic.base.aio import Mailbox
+from aelastic.base.loop import clock
+from aelastic.base.loop.mailbox import Mailbox
 from aelastic.base.record import Record
 from aelastic.errors import InputError
 from aelastic.rdzv.protocol.messages import LeaderMessage, NodeMessage
@@ -69,7 +69,7 @@ class InProcessLink:
 
     async def run(self, deliver: Callable[[LeaderMessage], None]) -> None:
         while True:
-            message, now = await self._mailbox.next(self._coordinator.deadline), aio.now()
+            message, now = await self._mailbox.next(self._coordinator.deadline), clock.now()
             core = self._coordinator
             for answer in core.on_deadline_passed(now) if message is None else core.handle(message, now):
                 deliver(answer)

@@ -28,8 +28,8 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic.base import aio
-from aelastic.base.aio import Mailbox
+from aelastic.base.loop import clock
+from aelastic.base.loop.mailbox import Mailbox
 from aelastic.diagnose.failures.places import compare
 from aelastic.errors import AelasticError, InputError, RendezvousError, RendezvousTimeoutError
 from aelastic.rdzv.decisions.cause import Cause, CauseKind
@@ -263,7 +263,7 @@ class TorchHandlerLink:
         self._is_on, self._why_over = False, failed
         self._activity.cancel()
         cause, reached = cause_of(failed.failure), most_of(failed.reached)
-        end = End(cause, failed.failure, self._restart_count, self._ledger, reached, now=aio.now())
+        end = End(cause, failed.failure, self._restart_count, self._ledger, reached, now=clock.now())
         decision = self._policy.decide(end)
         if decision.is_final:
             self._is_job_over = True
@@ -271,7 +271,7 @@ class TorchHandlerLink:
             return
         self._ledger = self._policy.after(end, decision)
         self._restart_count += decision.is_charged
-        self._joins_at = aio.now() + decision.delay_s
+        self._joins_at = clock.now() + decision.delay_s
         deliver(m.Interrupted(self._round, decision, self._restart_count))
 
     async def _interrupts(self, round_: int, deliver: Callable[[m.LeaderMessage], None]) -> bool:

@@ -17,8 +17,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from aelastic.base.aio import in_thread
 from aelastic.base.host.files import text_of
+from aelastic.base.loop.threads import in_thread
 from aelastic.errors import HostError, InputError
 
 # Read by torch.compile, Triton, the CUDA driver and torch.utils.cpp_extension, in this order.

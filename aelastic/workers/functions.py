@@ -170,7 +170,7 @@ async def read_return_value(path: Path) -> Any:
 
     import aiofiles
 
-    from aelastic.base.aio import run_sync
+    from aelastic.base.loop.threads import run_sync
 
     # Not the loop's own executor: closing the loop would wait for a thread that hangs.
     executor = ThreadPoolExecutor(1, "return value")

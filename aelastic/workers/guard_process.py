@@ -10,10 +10,10 @@ from pathlib import Path
 
 import anyio
 
-from aelastic.base.aio import run_sync
 from aelastic.base.host import proc_table, signals
 from aelastic.base.host.children import start_program, wait_ended, waited_for
 from aelastic.base.host.usage import shortage_of
+from aelastic.base.loop.threads import run_sync
 from aelastic.workers import guard
 
 _log = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import anyio
 
-from aelastic.base.aio import run_sync
 from aelastic.base.host.files import text_of
 from aelastic.base.host.programs import ProgramError, output_of
+from aelastic.base.loop.threads import run_sync
 from aelastic.errors import InputError
 from aelastic.workers.numa import NumaBinding, Topology, cpus_of_worker, ranges
 

@@ -11,7 +11,7 @@ from kit.cell_kits import cell_at, secret_of, settings_at
 from kit.servers.etcd_cells import A, B, renew, renewed, resigned, stored_by, until_answered, written
 from kit.servers.etcd_servers import EtcdServers
 
-from aelastic.base import aio
+from aelastic.base.loop import clock
 from aelastic.errors import InputError
 from aelastic.rdzv.log.entries import first_entry
 from aelastic.rdzv.protocol.codec import to_text
@@ -76,8 +76,8 @@ async def test_a_stranger_s_cell_is_written_over_once_it_stands_still(make: Make
 
 
 async def test_a_stranger_that_renews_is_left_alone(make: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
-    stranger, ours, late_s, now = make(secret_of("job", OTHER_WORDS)), make(secret_of("job")), 0.0, aio.now
-    monkeypatch.setattr(aio, "now", lambda: now() + late_s)
+    stranger, ours, late_s, now = make(secret_of("job", OTHER_WORDS)), make(secret_of("job")), 0.0, clock.now
+    monkeypatch.setattr(clock, "now", lambda: now() + late_s)
     theirs = await lead(stranger, B)
     for _ in range(4):
         with pytest.raises(NotTrustedError):

@@ -249,7 +249,7 @@ def test_a_signal_stops_the_job_and_its_handler_comes_back(
 
 
 def test_a_signal_before_the_loop_turns_stops_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    from aelastic.base.aio import loop_factory
+    from aelastic.base.loop.factory import loop_factory
     from aelastic.compat.launcher import elastic_launch as module
 
     def make_late(name: str) -> Callable[[], asyncio.AbstractEventLoop]:

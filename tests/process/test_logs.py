@@ -230,15 +230,15 @@ def test_progress_bars_are_live_and_no_two_ranks_share_a_line(launch: Launcher, 
     assert stderr().endswith(b"\n")
 
 
-NO_WATCHES = "aio.Growth.watch = lambda self, path: None"
-NO_INSTANCES = "aio.Growth.__init__ = lambda self: setattr(self, '_fd', None)"
+NO_WATCHES = "growth.Growth.watch = lambda self, path: None"
+NO_INSTANCES = "growth.Growth.__init__ = lambda self: setattr(self, '_fd', None)"
 
 
 @pytest.mark.parametrize("lack", [NO_WATCHES, NO_INSTANCES], ids=["no watches left", "no instances left"])
 def test_output_is_shown_where_the_kernel_does_not_tell_of_it(launch: Launcher, lack: str) -> None:
     job = launch(
         "os.write(2, b'seen\\n')\nwait_for('go')\nsys.exit(restart == 0)", "--max-restarts=1",
-        wrapper=f"from aelastic import aio\n{lack}\n",
+        wrapper=f"from aelastic.base.loop import growth\n{lack}\n",
     )  # fmt: skip
     wait_for("its stderr", lambda: "seen\n" in job.stderr)
     job.go()

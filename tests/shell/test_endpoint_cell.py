@@ -7,7 +7,7 @@ from kit.cell_kits import secret_of
 from kit.servers.etcd_cells import A, B, renewed, resigned, stored_by
 from kit.shared_cell import InProcessStore, SharedWorld
 
-from aelastic.base import aio
+from aelastic.base.loop import clock as loop_clock
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.rdzv.log.cell import Cell
 from aelastic.rdzv.log.entries import Accepted, Entry, Payload, first_entry
@@ -64,7 +64,7 @@ class Scene:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, as the only item of a list."""
     now = [100.0]
-    monkeypatch.setattr(aio, "now", lambda: now[0])
+    monkeypatch.setattr(loop_clock, "now", lambda: now[0])
     return now
 
 

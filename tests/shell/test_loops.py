@@ -10,16 +10,9 @@ import re
 import anyio
 import pytest
 
-from aelastic.base.aio import (
-    DESCRIBED_MAX,
-    LOOPS,
-    TELL_INTERVAL_S,
-    ExceptionsOnce,
-    RareWarnings,
-    described,
-    loop_factory,
-    wait_readable,
-)
+from aelastic.base.loop.factory import LOOPS, loop_factory
+from aelastic.base.loop.reports import DESCRIBED_MAX, TELL_INTERVAL_S, ExceptionsOnce, RareWarnings, described
+from aelastic.base.loop.sockets import wait_readable
 
 
 @pytest.mark.parametrize("name", LOOPS)

@@ -18,8 +18,8 @@ from kit.shared_cell import InProcessCell, SharedWorld
 from kit.virtual_clock import on_virtual_time
 from kit.waiting import DEADLINE_S
 
-from aelastic.base import aio
 from aelastic.base.host.sockets import HeldPort
+from aelastic.base.loop import sockets
 from aelastic.rdzv.leader.connections import Connections
 from aelastic.rdzv.leader.coordinator import Coordinator
 from aelastic.rdzv.leader.leader import Leader
@@ -252,7 +252,7 @@ def test_a_client_that_connects_as_the_server_ends_is_disconnected(loop: str, en
 def test_more_agents_than_descriptors_come_in_as_soon_as_there_are_some(
     loop: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    take, failures = aio.next_connection, [OSError(24, "Too many open files")] * 2
+    take, failures = sockets.next_connection, [OSError(24, "Too many open files")] * 2
 
     def next_connection(listener: socket.socket) -> socket.socket | None:
         if failures:

@@ -13,8 +13,8 @@ import anyio
 import pytest
 from kit.waiting import DEADLINE_S
 
-from aelastic.base.aio import described
 from aelastic.base.host.sockets import HeldPort
+from aelastic.base.loop.reports import described
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import proofs as proofs_module
 from aelastic.rdzv.protocol import requests as r

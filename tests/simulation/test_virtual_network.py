@@ -14,7 +14,7 @@ from kit.simulated.process import Clock, SimulatedProcess
 from kit.simulated.sockets import SimulatedPort
 from kit.simulated.world import FIN, RST, World, address_of
 
-from aelastic.base import aio
+from aelastic.base.loop.sockets import attach, next_connection, wait_readable
 from aelastic.rdzv.protocol.stream import LINGER_0
 
 PORT = 7000
@@ -60,10 +60,10 @@ class Two:
         port = SimulatedPort(PORT)
         port.listen_at([])
         listener: Any = port.listeners[0]
-        await aio.wait_readable(listener)
-        conn = aio.next_connection(listener)
+        await wait_readable(listener)
+        conn = next_connection(listener)
         assert conn is not None
-        await aio.attach([conn], lambda: self.server)
+        await attach([conn], lambda: self.server)
         await anyio.sleep_forever()
 
     async def _connect(self) -> None:

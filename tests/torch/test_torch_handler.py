@@ -19,7 +19,7 @@ from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, ran
 from kit.ports import quiet_port
 from kit.waiting import DEADLINE_S
 
-from aelastic.base.aio import Mailbox
+from aelastic.base.loop.mailbox import Mailbox
 from aelastic.errors import (
     InputError,
     ProcessFailure,

@@ -17,8 +17,8 @@ import anyio
 
 from aelastic.agent.requests.commands import LINE_BYTES_MAX, Command, CommandError, command_of
 from aelastic.agent.requests.enquiries import Enquiries, Shown
-from aelastic.base import aio
 from aelastic.base.host import sockets
+from aelastic.base.loop import clock
 from aelastic.observe.observer import EventStream, Observers
 from aelastic.observe.run_events import Announced, Restarting, RunEnded, WorkersStarted
 from aelastic.rdzv.protocol import requests as r
@@ -208,11 +208,11 @@ class Answers:
 
 async def _followed(stream: EventStream, within_s: float) -> AsyncIterator[str]:
     """Yields what happens after a request, until workers run again, or the run is over."""
-    began, has_ended = aio.now(), False
+    began, has_ended = clock.now(), False
     while (event := await stream.next(began + within_s)) is not None:
         match event:
             case Announced("saving", text) as saving:
-                yield f"{text}: {saving.where} (agreed after {aio.now() - began:.3f} s)"
+                yield f"{text}: {saving.where} (agreed after {clock.now() - began:.3f} s)"
             case Announced("called off", text):
                 yield text or "drain cancelled"
                 return
@@ -220,7 +220,7 @@ async def _followed(stream: EventStream, within_s: float) -> AsyncIterator[str]:
                 has_ended = True
                 yield event.reason
             case WorkersStarted() if has_ended:
-                yield f"running again after {aio.now() - began:.2f} s"
+                yield f"running again after {clock.now() - began:.2f} s"
                 return
             case RunEnded(_, reason):
                 yield reason

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from aelastic.agent.requests.user_names import UserNames
-from aelastic.base import aio
-from aelastic.base.aio import Mailbox, described, run_sync
 from aelastic.base.host.process_states import SETTLED_S
 from aelastic.base.host.usage import usage_of_leaders
+from aelastic.base.loop import clock
+from aelastic.base.loop.mailbox import Mailbox
+from aelastic.base.loop.reports import described
+from aelastic.base.loop.threads import run_sync
 from aelastic.base.record import Record
 from aelastic.observe.health.stacks_endpoint import texts_of
 from aelastic.observe.run_events import StacksTaken
@@ -88,7 +90,7 @@ class Enquiries:
             usual = {"target": "", "deadline_s": 0.0, "reason": reason[: r.REASON_MAX], "round": round_}
             ask = r.Ask(self._node_id, ask_id, verb, **{**usual, **fields})
             self._say(ask)
-            answer = await mailbox.next(aio.now() + ANSWER_S)
+            answer = await mailbox.next(clock.now() + ANSWER_S)
             return answer if isinstance(answer, r.Answer) else None
 
     async def fetch(self, what: r.What, **fields: Any) -> Shown:
@@ -99,10 +101,10 @@ class Enquiries:
         done: set[str] = set()
         with self._opened() as (ask_id, mailbox):
             fetch = r.Fetch(self._node_id, ask_id, what, **fields)
-            began = aio.now()
+            began = clock.now()
             until = began + (STACKS_S if what is r.What.STACKS else ANSWER_S)
             self._say(fetch)
-            while (now := aio.now()) < until:
+            while (now := clock.now()) < until:
                 is_few = answer is not None and self._are_coming(answer, fetch.target) and now < began + COMING_S
                 if answer is not None and not {*answer.nodes} - done and not is_few:
                     break
@@ -195,8 +197,8 @@ class Enquiries:
     def status(self) -> dict[str, Any]:
         """Returns this node's status as in `/status`, without the long fields."""
         used = usage_of_leaders(self._state.running) if self._settings.is_local else {}
-        kernel = self._held.process_states.look(self._state.running, aio.now()) if self._settings.is_local else {}
-        status = describe(self._state, aio.now(), datetime.now(UTC), used, kernel)
+        kernel = self._held.process_states.look(self._state.running, clock.now()) if self._settings.is_local else {}
+        status = describe(self._state, clock.now(), datetime.now(UTC), used, kernel)
         del status["phases"]
         if (failure := status["last_failure"]) is not None:
             del failure["traceback"], failure["stack"]
@@ -217,7 +219,7 @@ class Enquiries:
 
     def why(self) -> list[dict[str, Any]]:
         """Returns why each generation of workers ended, the latest first."""
-        return describe_ends(self._state.ends, aio.now(), datetime.now(UTC))
+        return describe_ends(self._state.ends, clock.now(), datetime.now(UTC))
 
 
 def _piece(path: Path, offset: int) -> tuple[int, bytes]:

@@ -15,9 +15,10 @@ from pathlib import Path
 import anyio
 
 from aelastic.agent.resources import Asked
-from aelastic.base import aio
 from aelastic.base.host.children import wait_ended
 from aelastic.base.host.programs import ProgramError, program
+from aelastic.base.loop import clock
+from aelastic.base.loop.sockets import wait_readable
 from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
@@ -86,12 +87,12 @@ class NoticeSources:
     async def _follow(self, command: str) -> None:
         pause_s, has_warned = PAUSE_MIN_S, False
         while True:
-            began = aio.now()
+            began = clock.now()
             how = await self._listen(command)
             if not has_warned:
                 _log.warning("notice command %r %s; restarting it", command, how)
                 has_warned = True
-            pause_s = PAUSE_MIN_S if aio.now() - began >= PAUSE_MAX_S else min(2 * pause_s, PAUSE_MAX_S)
+            pause_s = PAUSE_MIN_S if clock.now() - began >= PAUSE_MAX_S else min(2 * pause_s, PAUSE_MAX_S)
             await anyio.sleep(pause_s)
 
     async def _listen(self, command: str) -> str:
@@ -109,7 +110,7 @@ class NoticeSources:
         rest, has_warned = b"", False
         os.set_blocking(fd, False)
         while True:
-            await aio.wait_readable(fd)
+            await wait_readable(fd)
             if not (data := os.read(fd, TEXT_BYTES_MAX)):
                 return
             *lines, rest = (rest + data).split(b"\n")

@@ -13,8 +13,8 @@ import anyio
 
 from aelastic.agent.group import events as ev
 from aelastic.agent.resources import Asked, RunContext
-from aelastic.base import aio
 from aelastic.base.host import proc_table
+from aelastic.base.loop import clock
 from aelastic.observe.run_events import Announced
 from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.protocol import requests as r
@@ -68,7 +68,7 @@ class Notices:
             notice = self._newest
             assert notice is not None
             with anyio.CancelScope() as self._following:
-                await self._follow(notice, aio.now() + notice.kill_s)
+                await self._follow(notice, clock.now() + notice.kill_s)
 
     async def _follow(self, notice: r.Notice, kill_at: float) -> None:
         pages = self._pages
@@ -76,7 +76,7 @@ class Notices:
             self._post(ev.StopRequested(reason=_words(notice), is_drained=True))
             return await self._kill_late(kill_at)
         while self._round <= notice.round and not self._is_in(notice.round):
-            if aio.now() >= kill_at:
+            if clock.now() >= kill_at:
                 return None
             await anyio.sleep(LOOK_S)  # this node has yet to begin the round
         if self._round != notice.round:
@@ -132,7 +132,7 @@ class Notices:
                 await anyio.sleep(LOOK_S)
             while self._group.phase is Phase.RUNNING and not self._group.exits.alive:  # noqa: ASYNC110
                 await anyio.sleep(LOOK_S)  # all have ended by themselves: that is reported first
-        if aio.now() < kill_at:
+        if clock.now() < kill_at:
             self._say(r.Saved(self._node_id, notice.notice_id))
         await self._kill_late(kill_at)
 

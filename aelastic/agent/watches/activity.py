@@ -23,11 +23,11 @@ import anyio
 
 from aelastic.agent.group.worker_env import STUCK_VARIABLE
 from aelastic.agent.watches.watch import Found, Report, Watch
-from aelastic.base import aio
-from aelastic.base.aio import run_sync
 from aelastic.base.host import proc_table
 from aelastic.base.host.proc_table import Process
 from aelastic.base.host.usage import Growth, bytes_in
+from aelastic.base.loop import clock
+from aelastic.base.loop.threads import run_sync
 from aelastic.base.record import Record
 from aelastic.diagnose.hangs.hang_rules import WORDS, Began, Ended, HangRules, Looked, Rules, Sample
 from aelastic.diagnose.hangs.options import HangSignal
@@ -118,14 +118,14 @@ class ActivitySampler(Watch):
         expected = self._rules.expect_output
         concerned = [start for start in starts if expected is not None and expected.concerns(start.env)]
         self._expecting = {start.local_rank for start in concerned}
-        self._began_at = aio.now()
+        self._began_at = clock.now()
         self._core.handle(Began(tuple(self._places)), self._began_at)
         self._changed.set()
 
     def ended(self, generation: int, local_rank: int) -> None:
         if generation == self._generation:
             self._places.pop(local_rank, None)
-            self._core.handle(Ended(local_rank), aio.now())
+            self._core.handle(Ended(local_rank), clock.now())
             self._changed.set()
 
     def silence(self, now: float) -> tuple[float, Mapping[int, float]]:
@@ -138,7 +138,7 @@ class ActivitySampler(Watch):
             if not await self._wait_due():
                 continue
             generation, places = self._generation, dict(self._places)
-            began_at = aio.now()
+            began_at = clock.now()
             samples = await run_sync(self._look, places, self._rules, abandon_on_cancel=True, limiter=limiter)
             sizes = await self._sizes({rank: places[rank] for rank in samples})
             matches = await self._matches(self._expecting & samples.keys())
@@ -176,7 +176,7 @@ class ActivitySampler(Watch):
         return counts
 
     def _judge(self, looked: Looked) -> None:
-        for verdict in self._core.handle(looked, aio.now()):
+        for verdict in self._core.handle(looked, clock.now()):
             # SIGTERM, as for all others: a worker that waits in Python may save its state; others are killed after the
             # shutdown timeout.
             signum = signal.SIGTERM if verdict.is_stopped else None

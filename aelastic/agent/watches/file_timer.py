@@ -27,8 +27,8 @@ import anyio
 import anyio.lowlevel
 
 from aelastic.agent.watches.watch import Found, Report, Watch
-from aelastic.base import aio
 from aelastic.base.host import proc_table
+from aelastic.base.loop import clock
 from aelastic.diagnose.hangs import timer_rules as rules
 from aelastic.errors import InputError
 from aelastic.workers.backend import WorkerStart
@@ -130,7 +130,7 @@ class FileTimerServer(Watch):
             if is_more:
                 await anyio.lowlevel.checkpoint()
             else:
-                await anyio.sleep_until(min(aio.now() + self._coalesce_s, self._deadline()))
+                await anyio.sleep_until(min(clock.now() + self._coalesce_s, self._deadline()))
 
     def _deadline(self) -> float:
         """Returns when to wake up, by the loop's clock.
@@ -139,7 +139,7 @@ class FileTimerServer(Watch):
         Then we wake up early, and wait again.
         """
         deadline = self._timers.deadline
-        return math.inf if deadline is None else aio.now() + deadline - time.monotonic()
+        return math.inf if deadline is None else clock.now() + deadline - time.monotonic()
 
     def _read(self) -> bool:
         """Reads available data, up to a chunk; returns whether there may be more."""

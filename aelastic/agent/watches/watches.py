@@ -20,10 +20,10 @@ from anyio.abc import TaskGroup
 
 from aelastic.agent.group.worker_env import STUCK_VARIABLE
 from aelastic.agent.group.worker_group import WorkerGroup
-from aelastic.base import aio
-from aelastic.base.aio import run_sync
 from aelastic.base.host.sockets import Connections
 from aelastic.base.host.usage import bytes_in, usage_of
+from aelastic.base.loop import clock
+from aelastic.base.loop.threads import run_sync
 from aelastic.logs.expected_output import Step
 from aelastic.logs.run_logs import RunLogs
 from aelastic.observe.observer import Observer
@@ -131,7 +131,7 @@ class StartWatch(Observer):
         assert self._group.assigned is not None  # or there would be no workers
         connections = Connections(self._group.assigned.master_port)
         interval_s, busy_s, cpu_s = START_LOOK_MIN_S, 0.0, dict[int, float]()
-        while self._missing and aio.now() - self.run_state.formed_at < START_LIMIT_S:
+        while self._missing and clock.now() - self.run_state.formed_at < START_LIMIT_S:
             with anyio.move_on_after(interval_s):
                 await self._changed.wait()
             if not self._missing or self._changed.is_set():
@@ -142,7 +142,7 @@ class StartWatch(Observer):
                 return
             for local_rank, reached in sorted(seen.items()):
                 self._on_reached(started, local_rank, reached)
-            passed_s = aio.now() - self.run_state.formed_at
+            passed_s = clock.now() - self.run_state.formed_at
             is_busy = any(used_s > cpu_s.get(local_rank, 0.0) for local_rank, used_s in used.items())
             busy_s = passed_s if is_busy or not used else busy_s
             if passed_s - busy_s >= max(START_IDLE_S, passed_s / 2):
@@ -169,7 +169,7 @@ class StartWatch(Observer):
         rank, kind = self._group.workers[local_rank].global_rank, started.kind_of(local_rank)
         for phase in sorted(missing & reached):
             missing.discard(phase)
-            passed_s = aio.now() - self.run_state.formed_at
+            passed_s = clock.now() - self.run_state.formed_at
             self._tell(WorkerReached(started.generation, local_rank, rank, kind, phase, passed_s))
         if not missing:
             self._missing.pop(local_rank, None)
@@ -340,7 +340,7 @@ class Progress:
         found = self._find()
         if found is not None:
             _, step, _ = found
-            self._rate = self._pace.saw(step, aio.now())
+            self._rate = self._pace.saw(step, clock.now())
 
 
 class Watches:

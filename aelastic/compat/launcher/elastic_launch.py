@@ -14,7 +14,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aelastic.base.aio import LOOPS, loop_factory
+from aelastic.base.loop.factory import LOOPS, loop_factory
 from aelastic.base.machine import CHECK_VARIABLE, check_invariants
 from aelastic.cli.process import warnings_on_stderr
 from aelastic.compat.launcher.blocking import BlockingRun

@@ -21,10 +21,10 @@ from functools import partial
 
 import anyio
 
-from aelastic.base import aio
-from aelastic.base.aio import run_sync
 from aelastic.base.host import proc_table
 from aelastic.base.host.programs import ProgramError, output_of
+from aelastic.base.loop import clock
+from aelastic.base.loop.threads import run_sync
 from aelastic.base.record import Record
 from aelastic.diagnose.stacks.format import Thread, listing, read_py_spy
 from aelastic.diagnose.stacks.interpreter import stacks_of
@@ -83,7 +83,7 @@ async def take(targets: Mapping[int, int], tools: Tools, found: dict[int, Stack 
         tools: what to ask with.
         found: takes the answers as they come, by local rank: a stack, or why there is none.
     """
-    begun = aio.now()
+    begun = clock.now()
     turns = anyio.CapacityLimiter(AT_ONCE)
 
     async def look(local_rank: int, pid: int) -> None:

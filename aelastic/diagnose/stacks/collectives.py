@@ -18,8 +18,8 @@ from pathlib import Path
 
 import anyio
 
-from aelastic.base.aio import in_thread, run_sync
 from aelastic.base.host import names
+from aelastic.base.loop.threads import in_thread, run_sync
 
 FILE_VARIABLE, PIPE_VARIABLE = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 # torch's, also by older names: if one is set, the user has chosen.

@@ -19,8 +19,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from aelastic.base import aio
-from aelastic.base.aio import run_sync
+from aelastic.base.loop import clock
+from aelastic.base.loop.threads import run_sync
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
 
@@ -107,7 +107,7 @@ class Traces(Observer):
         # Not the process's own provider: the program around us may have one.
         self._provider = TracerProvider(id_generator=ids, resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(_Exporter()))
-        offset_ns = time.time_ns() - int(aio.now() * 1e9)
+        offset_ns = time.time_ns() - int(clock.now() * 1e9)
         self._spans = _Spans(self._provider.get_tracer("aelastic"), offset_ns)
         for event, now in waiting:
             self._spans.tell(event, now)

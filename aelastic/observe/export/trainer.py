@@ -21,7 +21,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 
-from aelastic.base.aio import run_sync
+from aelastic.base.loop.threads import run_sync
 from aelastic.base.record import Record
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer

@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeAlias
 
 import anyio
 
-from aelastic.base import aio
-from aelastic.base.aio import OUT_OF_FILES_PAUSE_S, attach, next_connection, wait_readable
+from aelastic.base.loop import clock
+from aelastic.base.loop.sockets import OUT_OF_FILES_PAUSE_S, attach, next_connection, wait_readable
 
 _log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class ConnectionLimits:
     async def _attach(self, conn: socket.socket) -> None:
         handler = self._make_handler()
         await attach([conn], lambda: handler)
-        self._since[handler] = aio.now()  # now: a handler without a transport counts as lost
+        self._since[handler] = clock.now()  # now: a handler without a transport counts as lost
 
     def has_asked(self, handler: Any) -> None:
         """Notes that the request of a connection has arrived."""

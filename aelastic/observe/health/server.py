@@ -30,10 +30,10 @@ import anyio
 import anyio.lowlevel
 
 import aelastic
-from aelastic.base import aio
-from aelastic.base.aio import run_sync
 from aelastic.base.host.sockets import is_address
 from aelastic.base.host.usage import usage_of
+from aelastic.base.loop import clock
+from aelastic.base.loop.threads import run_sync
 from aelastic.errors import InputError
 from aelastic.health_check_server import HealthCheckServer as HealthCheckServer  # noqa: PLC0414  for its users
 from aelastic.health_check_server import HealthCheckServerFactory
@@ -308,7 +308,7 @@ class HealthServer(Observer):
     async def _say_status(self, _: BaseRequest) -> Response:
         await self._exposition.catch_up()
         used, kernel = self._exposition.usage(), self._exposition.kernel_states()
-        described = describe(self.run_state, aio.now(), datetime.now(UTC), used, kernel)
+        described = describe(self.run_state, clock.now(), datetime.now(UTC), used, kernel)
         agent = usage_of("self")
         described["agent"] = {
             "version": aelastic.__version__,

@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 import anyio
 
-from aelastic.base import aio
-from aelastic.base.aio import run_sync
+from aelastic.base.loop import clock
+from aelastic.base.loop.threads import run_sync
 from aelastic.base.record import Record
 from aelastic.observe.run_events import StacksTaken
 
@@ -49,11 +49,11 @@ class StacksEndpoint:
 
     async def take(self) -> Collection:
         """Returns stacks taken now or a moment ago."""
-        asked_at = aio.now()
+        asked_at = clock.now()
         async with self._turn:
-            if self._ended_at < asked_at and aio.now() - self._ended_at >= INTERVAL_S:
+            if self._ended_at < asked_at and clock.now() - self._ended_at >= INTERVAL_S:
                 await anyio.sleep_until(self._began_at + INTERVAL_S)  # a client may ask and leave at once
-                self._began_at = aio.now()
+                self._began_at = clock.now()
                 try:
                     with anyio.fail_after(TIMEOUT_S):
                         taken = await self._collect_stacks("asked over HTTP")
@@ -61,7 +61,7 @@ class StacksEndpoint:
                     self._last = Collection(taken, texts)
                 except Exception as error:  # noqa: BLE001  it is the client's answer, and ends nothing else
                     self._last = Collection(error=str(error) or f"not within {TIMEOUT_S:g} s")
-                self._ended_at = aio.now()
+                self._ended_at = clock.now()
             return self._last
 
 

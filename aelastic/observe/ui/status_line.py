@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import anyio
 
-from aelastic.base import aio
+from aelastic.base.loop import clock
 from aelastic.logs.terminal import Terminal, streams_in_turns
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import RunEvent
@@ -66,7 +66,7 @@ class StatusLine(Observer):
 
     def redraw(self) -> None:
         """Draws again soon, because the size of the terminal has changed."""
-        self._drawn_at, self._drawn = min(self._drawn_at, aio.now() - INTERVAL_S), None
+        self._drawn_at, self._drawn = min(self._drawn_at, clock.now() - INTERVAL_S), None
         self._woken.set()
 
     def suspend(self) -> None:
@@ -83,7 +83,7 @@ class StatusLine(Observer):
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._drawn_at = aio.now()
+        self._drawn_at = clock.now()
         face: StatusText | RankView = (text := StatusText(self.run_state))
         if self._kind == "view":
             from aelastic.observe.ui.rank_view import RankView
@@ -91,7 +91,7 @@ class StatusLine(Observer):
             face = RankView(text)
         while self.run_state.ended is None:
             self._woken = anyio.Event()
-            with anyio.move_on_after(self._look(face, aio.now())) as waiting:
+            with anyio.move_on_after(self._look(face, clock.now())) as waiting:
                 await self._woken.wait()
             if self._error is not None:
                 raise self._error

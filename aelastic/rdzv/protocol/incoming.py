@@ -10,9 +10,9 @@ import itertools
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
-from aelastic.base import aio
-from aelastic.base.aio import Mailbox
 from aelastic.base.host.sockets import HeldPort
+from aelastic.base.loop import clock
+from aelastic.base.loop.mailbox import Mailbox
 from aelastic.rdzv.protocol.codec import WireError
 from aelastic.rdzv.protocol.handshake import ProofError
 from aelastic.rdzv.protocol.proofs import Proofs
@@ -40,14 +40,14 @@ class Incoming(ABC, Generic[EventT]):
     def _on_open(self, stream: Stream) -> None:
         stream.conn = next(self._numbers)
         self._streams[stream.conn] = stream
-        self._strangers.add(stream, aio.now())
+        self._strangers.add(stream, clock.now())
 
     @abstractmethod
     def on_message(self, stream: Stream, message: Any) -> None:
         """Handles a message from an agent."""
 
     def on_unfinished(self, stream: Stream) -> None:
-        self._strangers.note(stream, aio.now())
+        self._strangers.note(stream, clock.now())
 
     def on_garbage(self, stream: Stream, error: WireError | ProofError) -> None:
         if isinstance(error, ProofError):

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import anyio
 
-from aelastic.base.aio import run_sync
+from aelastic.base.loop.threads import run_sync
 from aelastic.errors import InputError
 from aelastic.rdzv.protocol.keys import Key
 

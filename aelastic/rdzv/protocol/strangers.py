@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 import anyio
 
-from aelastic.base import aio
-from aelastic.base.aio import OUT_OF_FILES_PAUSE_S, RareWarnings, attach, described, next_connection
+from aelastic.base.loop import clock
+from aelastic.base.loop.reports import RareWarnings, described
+from aelastic.base.loop.sockets import OUT_OF_FILES_PAUSE_S, attach, next_connection, wait_readable
 from aelastic.rdzv.protocol.addresses import plain_address
 from aelastic.rdzv.protocol.handshake import ProofError
 from aelastic.rdzv.protocol.stream import Stream
@@ -56,7 +57,7 @@ class Strangers:
         """Makes streams of the connections that come in at a port.  Runs until cancelled."""
         listener.setblocking(False)
         while True:
-            await aio.wait_readable(listener)
+            await wait_readable(listener)
             conns: list[socket.socket] = []
             failure: OSError | None = None
             try:
@@ -68,7 +69,7 @@ class Strangers:
                 failure = error
             await attach(conns, make_stream)
             if failure is not None:
-                self.warnings.warn("cannot accept connections: %s", failure.strerror, now=aio.now())
+                self.warnings.warn("cannot accept connections: %s", failure.strerror, now=clock.now())
                 await anyio.sleep(OUT_OF_FILES_PAUSE_S)
 
     def add(self, stream: Stream, now: float) -> None:
@@ -114,12 +115,12 @@ class Strangers:
 
     def refuse(self, stream: Stream, why: ProofError | str) -> None:
         """Logs that its agent is not one of this job, or is no longer trusted; its stream closes."""
-        self.warnings.warn("refused %s: %s", plain_address(stream.peer), why, now=aio.now())
+        self.warnings.warn("refused %s: %s", plain_address(stream.peer), why, now=clock.now())
 
     def on_failure(self, stream: Stream, error: Exception) -> None:
         """Logs an unexpected error in handling a connection, which is then aborted."""
         peer = plain_address(stream.peer)
-        self.warnings.warn("aborted the connection with %s: %s", peer, described(error), now=aio.now())
+        self.warnings.warn("aborted the connection with %s: %s", peer, described(error), now=clock.now())
 
     def _drop(self, stream: Stream, now: float, why: str) -> None:
         self.forget(stream)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from aelastic.base import aio
+from aelastic.base.loop import clock
 from aelastic.errors import InputError, RendezvousConnectionError
 from aelastic.rdzv.protocol.codec import WireError, from_text
 from aelastic.rdzv.protocol.keys import Key
@@ -67,7 +67,7 @@ class Writing:
         except ForeignError as error:
             if not self._keys():
                 raise InputError(f"{where}: {error}") from None
-            now = aio.now()
+            now = clock.now()
             if text != self._foreign:
                 self._foreign, self._since = text, now
             if now - self._told_at >= TELL_INTERVAL_S:
@@ -82,7 +82,7 @@ class Writing:
 
     def has_stood_still(self, text: bytes) -> bool:
         """Returns whether an ignored text has not changed for a lease."""
-        return text == self._foreign and aio.now() - self._since >= self._lease_s
+        return text == self._foreign and clock.now() - self._since >= self._lease_s
 
     def distrust(self, text: bytes, where: str) -> NotTrustedError:
         """Returns the error to raise for an ignored text that may be that of a living leader."""

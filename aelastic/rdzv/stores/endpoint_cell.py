@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from aelastic.base import aio
+from aelastic.base.loop import clock
 from aelastic.errors import InputError, RendezvousStateError
 from aelastic.rdzv.leader.job_state import state_in
 from aelastic.rdzv.protocol.codec import OtherProtocolError, WireError, from_text, to_text
@@ -143,5 +143,5 @@ def _check(stored: StoredCell) -> None:
             terms.append(entry.term)
         if entry is not None and entry.payload:
             state_in(entry)
-    if is_too_high(max(terms), aio.wall_ms()):
+    if is_too_high(max(terms), clock.wall_ms()):
         raise WireError(f"term {max(terms)} is none that a log has counted to")

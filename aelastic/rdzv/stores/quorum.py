@@ -15,8 +15,8 @@ from functools import partial
 
 import anyio
 
-from aelastic.base import aio
-from aelastic.base.aio import Mailbox
+from aelastic.base.loop import clock
+from aelastic.base.loop.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores import register_events as ev
@@ -130,7 +130,7 @@ class QuorumStore(Store):
 
     async def _operate(self, asked: ev.Asked) -> bytes:
         register = self._register
-        actions = register.handle(asked, aio.now())
+        actions = register.handle(asked, clock.now())
         try:
             while True:
                 for action in actions:
@@ -145,9 +145,9 @@ class QuorumStore(Store):
                         case ev.Look() | ev.Write():
                             self._requests[action.store].put(action)
                 event = await self._mailbox.next(register.deadline) or ev.DeadlinePassed()
-                actions = register.handle(event, aio.now())
+                actions = register.handle(event, clock.now())
         finally:
-            register.handle(ev.Dropped(), aio.now())
+            register.handle(ev.Dropped(), clock.now())
 
     def _no_majority(self, answer: ev.NoMajority) -> RendezvousError | InputError:
         if self._hopeless is not None and not self._has_worked:

@@ -18,9 +18,9 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic.base import aio
-from aelastic.base.aio import run_sync
 from aelastic.base.host.children import ForkedHelper
+from aelastic.base.loop import clock
+from aelastic.base.loop.threads import run_sync
 from aelastic.workers.backend import WorkerStart
 from aelastic.workers.forkserver import preload, priority
 from aelastic.workers.forkserver.children import command_of
@@ -157,7 +157,7 @@ class ForkServer:
         self._tell(preload.Ended(exitcode, self._process.read_printed()))
 
     def _tell(self, event: preload.Event) -> None:
-        for action in self._core.handle(event, aio.now() if self._tasks else 0.0):
+        for action in self._core.handle(event, clock.now() if self._tasks else 0.0):
             match action:
                 case preload.Start():
                     self._start(action.modules)

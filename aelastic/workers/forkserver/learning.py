@@ -11,8 +11,8 @@ from pathlib import Path
 
 import anyio
 
-from aelastic.base import aio
 from aelastic.base.host.files import write_beside
+from aelastic.base.loop.sockets import wait_readable
 from aelastic.workers.forkserver.command import PythonCommand
 
 # By then a script has imported what it needs to train, if it has not shown so earlier (`init_process_group`).
@@ -35,7 +35,7 @@ class Imports:
         rest = ""
         with anyio.move_on_after(LEARN_TIMEOUT_S) as self._waiting:
             while END not in names:
-                await aio.wait_readable(self._reader)
+                await wait_readable(self._reader)
                 *lines, rest = (rest + os.read(self._reader, 65536).decode(errors="replace")).split("\n")
                 names.update(dict.fromkeys(lines))
         self.are_whole |= END in names

@@ -27,11 +27,12 @@ from typing import TypeVar
 
 import anyio
 
-from aelastic.base import aio
-from aelastic.base.aio import run_sync, wait_opened
 from aelastic.base.host.names import look_up
 from aelastic.base.host.sockets import LOOPBACKS, HeldPort
 from aelastic.base.host.usage import shortage_of
+from aelastic.base.loop import clock
+from aelastic.base.loop.growth import wait_opened
+from aelastic.base.loop.threads import run_sync
 from aelastic.errors import HostError, InputError
 from aelastic.workers.tcpstore.child import Death, Fork, StoreProcess
 
@@ -209,7 +210,7 @@ class StoreHost:
         except OSError as error:
             self._on_loss(f"the workers' store cannot be started ({shortage_of(error) or error})")
             return
-        self._started_at = aio.now()
+        self._started_at = clock.now()
         self._hand_over()
 
     def _on_loss(self, what: str) -> None:
@@ -236,7 +237,7 @@ class StoreHost:
     def _on_death(self, death: Death) -> None:
         if not self._is_wanted:
             return  # the next round starts another
-        if aio.now() - self._started_at >= LONG_LIFE_S:
+        if clock.now() - self._started_at >= LONG_LIFE_S:
             self._losses = 0
         if death.has_worked:
             # Its keys are lost, so this round's workers will fail.  Those yet to connect must find a store.

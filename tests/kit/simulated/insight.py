@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aelastic.base.aio import Mailbox
+from aelastic.base.loop.mailbox import Mailbox
 from aelastic.rdzv.agent_link import AgentLink
 from aelastic.rdzv.leader import leader_events as c
 from aelastic.rdzv.leader.coordinator_events import Phase as CoordinatorPhase

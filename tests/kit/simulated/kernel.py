@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from aelastic.agent.group.worker_group import WorkerGroup
-from aelastic.base import aio
+from aelastic.base.loop import clock
 from aelastic.base.machine import Machine
 from aelastic.rdzv import agent_link
 from aelastic.rdzv.leader.leader import Leader
@@ -35,7 +35,7 @@ def replaced_kernel(world: World) -> Iterator[None]:
         (agent_link, "HeldPort", SimulatedPort),
         (agent_link, "LeaderServer", ObservedServer),
         (stream, "_is_own", _is_own),
-        (aio, "wall_ms", _wall_ms),
+        (clock, "wall_ms", _wall_ms),
         (os, "urandom", world.urandom),
         (Machine, "handle", _told(Machine.handle)),
     ]

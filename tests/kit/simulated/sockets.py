@@ -1,6 +1,6 @@
 """Sockets of simulated processes: a world's connections as asyncio transports, and listening ports.
 
-They behave as `asyncio.Protocol`s, `aio.next_connection` and the owners of a `HeldPort` expect of real ones.
+They behave as `asyncio.Protocol`s, `next_connection` and the owners of a `HeldPort` expect of real ones.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import anyio
 
 from aelastic.agent.group import events as g
 from aelastic.agent.group.worker_group import WorkerGroup
-from aelastic.base.aio import Mailbox
+from aelastic.base.loop.mailbox import Mailbox
 from aelastic.errors import InputError, ProcessFailure, RendezvousError
 from aelastic.rdzv.protocol.messages import (
     Assigned,
