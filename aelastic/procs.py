@@ -26,7 +26,7 @@ import anyio
 from aelastic.base.host import proc_table
 from aelastic.base.host.children import orphans, pidfd_of, reap_orphans, wait_ended, waited_for
 from aelastic.base.host.files import text_of
-from aelastic.base.host.usage import shortage_of
+from aelastic.base.host.shortages import shortage_of
 from aelastic.base.loop.threads import in_thread, run_sync
 from aelastic.errors import HostError
 from aelastic.workers.backend import WorkerBackend, WorkerExit, WorkerStart

@@ -23,7 +23,7 @@ from aelastic.agent.group.worker_env import CREDENTIALS_VARIABLE, SECRET_VARIABL
 from aelastic.agent.group.worker_group import WorkerGroup
 from aelastic.agent.resources import AgentSettings, Asked
 from aelastic.agent.run import Run, first_of
-from aelastic.base.host.usage import shortage_of
+from aelastic.base.host.shortages import shortage_of
 from aelastic.base.loop.mailbox import Mailbox
 from aelastic.base.loop.threads import keep_one
 from aelastic.errors import HostError, RequestError

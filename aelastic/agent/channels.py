@@ -1,4 +1,4 @@
-"""The channels of a run: users reach the job through its door, workers share a page and a socket with their agent.
+"""The channels of a run: a control socket for users, and a page and a socket that workers share with their agent.
 
 `agent.resources` opens and closes them.  If this host refuses a channel, the run continues without it.
 """
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import anyio
 
 from aelastic.agent.group.worker_env import CONTROL_SOCKET_VARIABLE
-from aelastic.base.host import sockets
+from aelastic.base.host import control_sockets
 from aelastic.base.loop import clock
 from aelastic.base.loop.reports import RareWarnings, described
 from aelastic.base.loop.sockets import wait_readable
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 Serve: TypeAlias = Callable[[socket.socket], Coroutine[Any, Any, None]]
 
-PAUSE_S = 0.1  # before the door accepts again, after a connection could not be accepted
+PAUSE_S = 0.1  # before it accepts again, after a connection could not be accepted
 PATH_BYTES_MAX = 107  # `sun_path` in unix(7), without the terminating zero
 CALLS_MAX = 1 << 53  # of `notice.due`: the largest number that messages can carry
 NAME_BYTES_MAX = 32  # ten digits each for the attempt and the rank
@@ -47,7 +47,7 @@ _WORD = struct.Struct("q")
 _WORDS = struct.Struct("8q")
 
 
-class Door:
+class ControlSocket:
     """A UNIX socket through which this user reaches the job (`aelastic status` and similar commands).
 
     Listens from the beginning of a run to its end, and leaves a file that describes the run.
@@ -65,7 +65,7 @@ class Door:
     def open(self) -> None:
         """Opens the socket; if that fails, the job runs without one."""
         try:
-            self._listener = sockets.open_door(self._folder, self._name)
+            self._listener = control_sockets.listen_at(self._folder, self._name)
         except OSError as error:
             _log.warning(
                 "no control socket, so aelastic status cannot reach this job: %s: %s",
@@ -86,7 +86,7 @@ class Door:
                 except OSError:  # the client is gone; or no descriptors are left, and the client still waits
                     await anyio.sleep(PAUSE_S)
                     continue
-                if sockets.user_of(conn) in {0, os.getuid()}:
+                if control_sockets.user_of(conn) in {0, os.getuid()}:
                     tasks.start_soon(self._serve_one, serve, conn, name="a request")
                 else:
                     conn.close()
@@ -105,7 +105,7 @@ class Door:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-            sockets.close_door(self._folder, self._name, said)
+            control_sockets.close(self._folder, self._name, said)
 
 
 class NoticePages:

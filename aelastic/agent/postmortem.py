@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from aelastic.base.host.usage import OomWatch
+from aelastic.base.host.oom import OomWatch
 from aelastic.base.loop.threads import in_thread, run_sync
 from aelastic.base.record import Record
 from aelastic.diagnose.failures.failure import (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic.agent.channels import ControlSockets, Door, NoticePages
+from aelastic.agent.channels import ControlSocket, ControlSockets, NoticePages
 from aelastic.agent.group.events import Event
 from aelastic.agent.group.worker_env import common_env, has_agent_store, own_variables
 from aelastic.agent.group.worker_group import WorkerGroup
@@ -24,8 +24,9 @@ from aelastic.agent.link import open_link
 from aelastic.agent.open_files import check_open_files
 from aelastic.agent.postmortem import Postmortem
 from aelastic.agent.watches.watches import Progress, StartWatch, Watches
+from aelastic.base.host import control_sockets
+from aelastic.base.host.ports import is_loopback
 from aelastic.base.host.process_states import ProcessStates
-from aelastic.base.host.sockets import doors_folder, is_loopback
 from aelastic.base.loop import clock
 from aelastic.base.record import Record
 from aelastic.errors import AelasticError, InputError
@@ -112,7 +113,7 @@ class Resources:
             scratch = self.logs.scratch
             self.sockets = ControlSockets(scratch)
             self.pages = NoticePages(scratch)
-            self.door = Door(doors_folder(env))
+            self.control_socket = ControlSocket(control_sockets.folder_of(env))
             made.callback(self.pages.close)
             made.callback(self.sockets.close)
             self.error_rules: ErrorRules | None = None
@@ -223,7 +224,7 @@ class Resources:
         await self.logs.open()
         if self._settings.has_agent_store and _loopback_of(self._settings.spec) == "localhost":
             await self.store.find_loopback()
-        self.door.open()
+        self.control_socket.open()
         self.watches.open()
 
     def facts(self) -> AgentFacts:
@@ -243,7 +244,7 @@ class Resources:
         """Returns a stack that closes all resources, the back end first; each is closed, whatever the others raise."""
         stack = AsyncExitStack()
         stack.callback(self._made.close)
-        stack.callback(self.door.close, None)
+        stack.callback(self.control_socket.close, None)
         stack.push_async_callback(observers.aclose)
         if self.error_rules is not None:
             stack.push_async_callback(self.error_rules.aclose)

@@ -170,7 +170,7 @@ class Run:
                     tasks.start_soon(held.watches.run, name="watches")
                     tasks.start_soon(held.progress.run, name="progress")
                     tasks.start_soon(self._hear_requests, name="requests")
-                    tasks.start_soon(held.door.run, self._serve, name="door")
+                    tasks.start_soon(held.control_socket.run, self._serve, name="control socket")
                     if settings.spec.notice_file is not None or settings.spec.notice_command is not None:
                         from aelastic.agent.requests.notice_sources import NoticeSources
 
@@ -390,7 +390,7 @@ class Run:
     async def _close(self) -> None:
         async with self.resources.closing(self._observers):
             self._tell(self._ending())
-            self.resources.door.close(self._left())
+            self.resources.control_socket.close(self._left())
 
     def _ending(self) -> RunEnded:
         group, error = self._group, self._error

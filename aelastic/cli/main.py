@@ -19,7 +19,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from aelastic.base.host.usage import shortage_of
+from aelastic.base.host.shortages import shortage_of
 from aelastic.base.machine import CHECK_VARIABLE, check_invariants
 from aelastic.cli.arguments import Invocation, parse
 from aelastic.cli.manual.topics import with_topic

@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from aelastic.base.host.sockets import LOOPBACKS, HeldPort
+from aelastic.base.host.ports import LOOPBACKS, HeldPort
 from aelastic.base.loop import clock
 from aelastic.base.loop.mailbox import Mailbox
 from aelastic.errors import (

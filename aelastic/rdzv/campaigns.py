@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic.base.host.sockets import HeldPort, is_address
+from aelastic.base.host.ports import HeldPort, is_address
 from aelastic.base.loop import clock
 from aelastic.base.loop.reports import described
 from aelastic.rdzv.leader.job_state import Participant

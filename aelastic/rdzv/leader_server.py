@@ -14,7 +14,7 @@ from typing import Any, assert_never
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic.base.host.sockets import HeldPort
+from aelastic.base.host.ports import HeldPort
 from aelastic.base.loop import clock
 from aelastic.errors import InputError, RendezvousError
 from aelastic.rdzv.campaigns import Campaigns

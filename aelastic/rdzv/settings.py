@@ -313,7 +313,7 @@ class RendezvousSettings(Record):
 
         Never true for several nodes with `localhost` as their endpoint: other nodes may know that host by another name.
         """
-        from aelastic.base.host.sockets import is_loopback  # imports sockets, which reading options does not need
+        from aelastic.base.host.ports import is_loopback
 
         if self.local_addr:
             return is_loopback(self.local_addr)

@@ -12,7 +12,7 @@ import anyio
 
 from aelastic.base.host import proc_table, signals
 from aelastic.base.host.children import start_program, wait_ended, waited_for
-from aelastic.base.host.usage import shortage_of
+from aelastic.base.host.shortages import shortage_of
 from aelastic.base.loop.threads import run_sync
 from aelastic.workers import guard
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aelastic.base.host.sockets import is_address, is_loopback
+from aelastic.base.host.ports import is_address, is_loopback
 from aelastic.rdzv.protocol import addresses
 from aelastic.rdzv.protocol.addresses import node_addresses, peer_addresses, plain_address
 from aelastic.rdzv.protocol.messages import Node

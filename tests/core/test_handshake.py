@@ -30,9 +30,11 @@ NODE = m.Node("a", "host-a", "trainer", 1, "", 29500)
 HELLO = m.Hello(PROTOCOL, m.Terms("run", 1, 2, 0, 5.0), "token", "a", m.Status(NODE, m.Past(m.NodePhase.READY)))
 
 
-def end(*keys: Key, is_client: bool, protocol: int = PROTOCOL, door: str = "member", nonce: bytes = b"") -> Handshake:
+def end(
+    *keys: Key, is_client: bool, protocol: int = PROTOCOL, purpose: str = "member", nonce: bytes = b""
+) -> Handshake:
     nonce = nonce or (b"C" if is_client else b"S") * NONCE_BYTES
-    return Handshake(keys, protocol, door, nonce, is_client=is_client, source="/etc/secret")
+    return Handshake(keys, protocol, purpose, nonce, is_client=is_client, source="/etc/secret")
 
 
 def meet(client: Handshake, server: Handshake) -> tuple[Tags, Tags]:
@@ -159,7 +161,7 @@ def test_what_a_stranger_says_is_shown_without_control_characters() -> None:
 
 
 def test_a_proof_for_one_port_is_none_for_another() -> None:
-    client, server = end(NEW, is_client=True), end(NEW, is_client=False, door="campaign")
+    client, server = end(NEW, is_client=True), end(NEW, is_client=False, purpose="campaign")
     answer = server.feed(client.begin())
     with pytest.raises(ProofError, match="its proof is wrong"):
         client.feed(answer)

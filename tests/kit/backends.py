@@ -16,7 +16,7 @@ import anyio
 
 from aelastic import WorkerBackend, WorkerExit, WorkerStart
 from aelastic.agent.watches.watch import Found
-from aelastic.base.host.sockets import listen, loopback_address
+from aelastic.base.host.ports import listen, loopback_address
 from aelastic.workers.tcpstore.host import _refusing
 
 TERM, KILL = signal.SIGTERM, signal.SIGKILL

@@ -69,9 +69,9 @@ class Knowledge:
         ]
 
 
-def _client(sock: socket.socket, key: Key, door: str) -> tuple[Handshake, list[bytes]]:
+def _client(sock: socket.socket, key: Key, purpose: str) -> tuple[Handshake, list[bytes]]:
     """Completes the handshake, or tries to."""
-    proof = Handshake([key], PROTOCOL, door, os.urandom(NONCE_BYTES), is_client=True)
+    proof = Handshake([key], PROTOCOL, purpose, os.urandom(NONCE_BYTES), is_client=True)
     said = [proof.begin()]
     sock.sendall(said[0])
     while proof.tags is None and (data := sock.recv(4096)):

@@ -18,7 +18,7 @@ from kit.servers.etcd_cells import payload_with
 from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic.agent.requests.commands import VERBS, CommandError, command_of
-from aelastic.base.host import sockets
+from aelastic.base.host import control_sockets
 from aelastic.diagnose.failures.failure import ProcessFailure
 from aelastic.diagnose.failures.places import Place
 from aelastic.rdzv.ledger import Reached
@@ -144,18 +144,18 @@ def would_disturb(line: bytes) -> bool:
 
 def test_a_job_bears_what_is_said_at_its_control_sockets(team: Team) -> None:
     job = Watched(team)
-    doors = []
+    sockets = []
     for agent in job.agents:
-        folder = sockets.doors_folder({"XDG_RUNTIME_DIR": str(agent.folder)})
-        doors.append((folder, sockets.doors_in(folder)[0]))
+        folder = control_sockets.folder_of({"XDG_RUNTIME_DIR": str(agent.folder)})
+        sockets.append((folder, control_sockets.names_in(folder)[0]))
 
     @hostile
-    @given(st.sampled_from(doors), GARBAGE | COMMANDS.flatmap(mutated), st.booleans(), st.booleans())
-    def say(door: tuple[Path, str], said: Any, has_end: bool, half_closes: bool) -> None:
+    @given(st.sampled_from(sockets), GARBAGE | COMMANDS.flatmap(mutated), st.booleans(), st.booleans())
+    def say(place: tuple[Path, str], said: Any, has_end: bool, half_closes: bool) -> None:
         data = said if isinstance(said, bytes) else json.dumps(said).encode()
         assume(not would_disturb(data))
         data += b"\n" if has_end else b""
-        conn = sockets.connect_to_door(door[0], door[1], DEADLINE_S)
+        conn = control_sockets.connect(place[0], place[1], DEADLINE_S)
         assert conn is not None, team.story
         job.sent.add(data)
         talk(conn, data, half_closes=half_closes or not has_end)

@@ -42,7 +42,7 @@ from kit.launching import Launcher, alive
 from kit.verbs import Said, verb
 from kit.waiting import DEADLINE_S, wait_for
 
-from aelastic.base.host import sockets
+from aelastic.base.host import control_sockets
 from aelastic.errors import EXIT_TRY_AGAIN
 
 pytestmark = pytest.mark.timeout(300)
@@ -218,7 +218,7 @@ def test_agents_are_restarted_one_after_the_other_in_any_order(
 
 
 def is_up(agent: Agent) -> bool:
-    return bool(sockets.doors_in(sockets.doors_folder({"XDG_RUNTIME_DIR": str(agent.folder)})))
+    return bool(control_sockets.names_in(control_sockets.folder_of({"XDG_RUNTIME_DIR": str(agent.folder)})))
 
 
 @pytest.mark.all

@@ -16,7 +16,7 @@ from kit.launching import Launcher, alive
 from kit.verbs import Said, told, verb
 from kit.waiting import DEADLINE_S, wait_for
 
-from aelastic.base.host import sockets
+from aelastic.base.host import control_sockets
 from aelastic.cli.verbs import jobs
 from aelastic.errors import EXIT_TRY_AGAIN
 
@@ -102,10 +102,10 @@ UNREADABLE: tuple[tuple[str, dict[str, Any]], ...] = (
 
 def assert_refused_undisturbed(team: Team, agent: Agent) -> None:
     """A request that no leader reads is answered, and does not affect the node."""
-    folder, starts = sockets.doors_folder({"XDG_RUNTIME_DIR": str(agent.folder)}), len(agent.starts)
-    (name,) = sockets.doors_in(folder)
+    folder, starts = control_sockets.folder_of({"XDG_RUNTIME_DIR": str(agent.folder)}), len(agent.starts)
+    (name,) = control_sockets.names_in(folder)
     for field, asked in UNREADABLE:
-        conn = sockets.connect_to_door(folder, name, DEADLINE_S)
+        conn = control_sockets.connect(folder, name, DEADLINE_S)
         assert conn is not None
         with conn, conn.makefile("rb") as lines:
             conn.sendall(json.dumps(asked).encode() + b"\n")

@@ -18,7 +18,7 @@ from aelastic.agent.group.worker_env import STUCK_VARIABLE
 from aelastic.agent.watches.activity import rules_of
 from aelastic.agent.watches.file_timer import TIMER_FILE_VARIABLE
 from aelastic.agent.watches.watches import FILE_TIMER_VARIABLE
-from aelastic.base.host.sockets import doors_folder
+from aelastic.base.host import control_sockets
 from aelastic.cli.arguments import parse
 from aelastic.cli.options import OPTIONS
 from aelastic.compat.launcher.elastic_launch import loop_of
@@ -78,7 +78,7 @@ def test_what_reads_the_environment_bears_it(environ: dict[str, str]) -> None:
     with suppress(InputError):
         status_server(full)
     default_path(full)
-    doors_folder(full)
+    control_sockets.folder_of(full)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from kit.verbs import told, verb
 from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic import Supervisor, WorkerSpec
-from aelastic.base.host import sockets
+from aelastic.base.host import control_sockets
 from aelastic.cli.timeline import main as timeline
 from aelastic.cli.verbs import asking, jobs
 from aelastic.errors import EXIT_TRY_AGAIN, RequestError
@@ -149,14 +149,14 @@ CANNOT = [
 
 def assert_odd_requests_are_refused(job: Job) -> None:
     """An invalid request is refused with a reason; a client that floods is disconnected."""
-    folder = sockets.doors_folder({"XDG_RUNTIME_DIR": str(job.folder)})
-    (name,) = sockets.doors_in(folder)
+    folder = control_sockets.folder_of({"XDG_RUNTIME_DIR": str(job.folder)})
+    (name,) = control_sockets.names_in(folder)
     bad = [b"\n", b"{}\n", b"[1]\n", b"[" * 60_000 + b"\n", b'{"verb": 7}\n', b'{"verb": "logs", "rank": "x"}\n']
     bad += [b'{"verb": "logs", "rank": 1e999}\n', b'{"verb": "drain", "node": "%s"}\n' % (b"n" * 300)]
     for which, deadline in (("drain", "NaN"), ("drain", "Infinity"), ("restart", "1e300")):
         bad += [f'{{"verb": "{which}", "deadline_s": {deadline}, "at_save": true}}\n'.encode()]
     for data in (b"", b"x" * 200_000, *bad):
-        conn, said = sockets.connect_to_door(folder, name, 10.0), b""
+        conn, said = control_sockets.connect(folder, name, 10.0), b""
         assert conn is not None
         with conn:
             try:
@@ -316,8 +316,8 @@ def test_what_a_node_says_of_itself_does_nothing_to_a_terminal(capsys: pytest.Ca
 def test_a_login_session_that_ends_takes_no_door_away() -> None:
     user, usual = os.getuid(), Path(f"/tmp/aelastic-{os.getuid()}")
     for given in ({}, {"XDG_RUNTIME_DIR": f"/run/user/{user}"}, {"XDG_RUNTIME_DIR": "relative"}):
-        assert sockets.doors_folder(given) == usual
-    assert sockets.doors_folder({"XDG_RUNTIME_DIR": "/run/job"}) == Path("/run/job/aelastic")
+        assert control_sockets.folder_of(given) == usual
+    assert control_sockets.folder_of({"XDG_RUNTIME_DIR": "/run/job"}) == Path("/run/job/aelastic")
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(launch: Launcher) -> None:

@@ -12,7 +12,7 @@ from kit.shared_cell import InProcessCell, SharedWorld
 from kit.stories.leader_terms import leader_at, running
 from kit.stories.member import NODE
 
-from aelastic.base.host.sockets import HeldPort
+from aelastic.base.host.ports import HeldPort
 from aelastic.errors import (
     AelasticError,
     InputError,

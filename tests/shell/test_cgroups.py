@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aelastic.base.host.usage import OomWatch
+from aelastic.base.host.oom import OomWatch
 
 
 class Cgroups:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kit.verbs import verb
 
-from aelastic.base.host import sockets
+from aelastic.base.host import control_sockets
 from aelastic.cli.spent import run_spent
 from aelastic.cli.verbs.explaining import read_ends, run_policy
 
@@ -122,14 +122,14 @@ def test_a_damaged_record_changes_nothing_but_itself(tmp_path: Path, capsys: Any
 
 
 def test_what_another_version_has_left_is_passed_over(tmp_path: Path) -> None:
-    folder = sockets.doors_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
-    sockets.open_door(folder, "n").close()
+    folder = control_sockets.folder_of({"XDG_RUNTIME_DIR": str(tmp_path)})
+    control_sockets.listen_at(folder, "n").close()
     run = {"run_id": "job", "node_id": "n", "host": "h"}
     others: list[dict[str, Any]] = [
         {"run": run, "state": "FAILED", "why": [{"reason": "r"}]}, {"run": [3]}, {}, {"run": run, "why": []},
     ]  # fmt: skip
     for left in others:
-        sockets.close_door(folder, "n", left)
+        control_sockets.close(folder, "n", left)
         said = verb(tmp_path, "why")
         assert (said.code, said.err) == (3, "aelastic: no job of yours runs on this machine"), said
     (folder / "n.ended").write_bytes(b'{"run":')

@@ -16,7 +16,7 @@ from kit.stories.event_logs import a_crash
 from kit.stories.spent_logs import Job
 from kit.verbs import verb
 
-from aelastic.base.host import sockets
+from aelastic.base.host import control_sockets
 from aelastic.cli.timeline import main as timeline
 from aelastic.errors import InputError
 
@@ -98,9 +98,9 @@ def test_what_agents_have_left_bears_anything_in_its_place(tmp_path: Path) -> No
         "phase": "done",
         "why": [end],
     }
-    folder = sockets.doors_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
-    sockets.open_door(folder, "n").close()
-    sockets.close_door(folder, "n", left)
+    folder = control_sockets.folder_of({"XDG_RUNTIME_DIR": str(tmp_path)})
+    control_sockets.listen_at(folder, "n").close()
+    control_sockets.close(folder, "n", left)
     path = folder / "n.ended"
     assert path.exists()
 

@@ -9,8 +9,8 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from aelastic.base.host import sockets
-from aelastic.base.host.sockets import LOOPBACKS, HeldPort, listen, listen_at
+from aelastic.base.host import ports
+from aelastic.base.host.ports import LOOPBACKS, HeldPort, listen, listen_at
 
 EVERYWHERE = {"0.0.0.0", "::"}
 
@@ -113,6 +113,6 @@ def test_where_a_kernel_lets_nothing_listen_beside_what_holds_a_port_that_is_giv
         return listen(port, address)
 
     with closing(HeldPort()) as port:
-        monkeypatch.setattr(sockets, "listen", refuse_first)
+        monkeypatch.setattr(ports, "listen", refuse_first)
         assert port.listen_at(["127.0.0.5"]) and tries == [port.number] * 2
         assert can_connect("127.0.0.5", port.number)

@@ -18,7 +18,7 @@ from kit.shared_cell import InProcessCell, SharedWorld
 from kit.virtual_clock import on_virtual_time
 from kit.waiting import DEADLINE_S
 
-from aelastic.base.host.sockets import HeldPort
+from aelastic.base.host.ports import HeldPort
 from aelastic.base.loop import sockets
 from aelastic.rdzv.leader.connections import Connections
 from aelastic.rdzv.leader.coordinator import Coordinator

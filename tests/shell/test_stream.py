@@ -13,7 +13,7 @@ import anyio
 import pytest
 from kit.waiting import DEADLINE_S
 
-from aelastic.base.host.sockets import HeldPort
+from aelastic.base.host.ports import HeldPort
 from aelastic.base.loop.reports import described
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import proofs as proofs_module

@@ -10,7 +10,7 @@ import pytest
 from kit.shared_cell import InProcessCell, SharedWorld
 
 from aelastic.base.host import names
-from aelastic.base.host.sockets import HeldPort
+from aelastic.base.host.ports import HeldPort
 from aelastic.rdzv.campaigns import Campaigns
 from aelastic.rdzv.leader.job_state import Participant
 from aelastic.rdzv.protocol import listening

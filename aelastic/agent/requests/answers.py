@@ -17,7 +17,7 @@ import anyio
 
 from aelastic.agent.requests.commands import LINE_BYTES_MAX, Command, CommandError, command_of
 from aelastic.agent.requests.enquiries import Enquiries, Shown
-from aelastic.base.host import sockets
+from aelastic.base.host import control_sockets
 from aelastic.base.loop import clock
 from aelastic.observe.observer import EventStream, Observers
 from aelastic.observe.run_events import Announced, Restarting, RunEnded, WorkersStarted
@@ -36,7 +36,7 @@ async def serve(conn: socket.socket, enquiries: Enquiries, observers: Observers)
     Raises:
         OSError: the client is gone, or has sent nothing in time.
     """
-    answers = Answers(sockets.user_of(conn), enquiries, observers)
+    answers = Answers(control_sockets.user_of(conn), enquiries, observers)
     reader, writer = await asyncio.open_unix_connection(sock=conn, limit=LINE_BYTES_MAX)
     try:
         await _answer(reader, writer, answers)

@@ -20,7 +20,7 @@ from anyio.abc import TaskGroup
 
 from aelastic.agent.group.worker_env import STUCK_VARIABLE
 from aelastic.agent.group.worker_group import WorkerGroup
-from aelastic.base.host.sockets import Connections
+from aelastic.base.host.connections import Connections
 from aelastic.base.host.usage import bytes_in, usage_of
 from aelastic.base.loop import clock
 from aelastic.base.loop.threads import run_sync

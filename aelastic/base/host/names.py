@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import anyio
 
 from aelastic.base.host import daemon_threads
-from aelastic.base.host.sockets import is_address
+from aelastic.base.host.ports import is_address
 
 # How long to wait if there is an alternative.  A name server nearby answers within this time, so that a host that has
 # moved is found at its new address.  While any lookup takes longer, we do not wait for others either.

@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from aelastic.base.host.usage import is_refused_thread
+from aelastic.base.host.shortages import is_refused_thread
 from aelastic.base.loop.clock import now
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ async def keep_one() -> None:
     """Starts a thread that stays until the loop ends: among idle threads, the last one used is kept.
 
     Raises:
-        RuntimeError: the host has refused it for a second (`aelastic.base.host.usage.shortage_of` tells why).
+        RuntimeError: the host has refused it for a second (`aelastic.base.host.shortages.shortage_of` tells why).
     """
     with anyio.move_on_after(TELL_AFTER_S):
         await run_sync(int)

@@ -11,7 +11,7 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 
-from aelastic.base.host.sockets import is_loopback, listen
+from aelastic.base.host.ports import is_loopback, listen
 from aelastic.cli.doctor.finding import Finding
 from aelastic.cli.doctor.secret_checks import check_access, secret_of
 from aelastic.errors import AelasticError, RendezvousConnectionError

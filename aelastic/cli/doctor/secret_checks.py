@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from aelastic.base.host import names
-from aelastic.base.host.sockets import is_loopback
+from aelastic.base.host.ports import is_loopback
 from aelastic.cli.doctor.finding import Finding
 from aelastic.rdzv.protocol.codec import WireError, from_text
 from aelastic.rdzv.protocol.handshake import UNPROVED_BYTES_MAX, ProofError

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from aelastic.base.host import sockets
+from aelastic.base.host import control_sockets
 
 ANSWERS_S = 0.3  # for the answers of all agents
 # Words that a shell takes as they are: `compgen -W` would run a command in an id.
@@ -24,7 +24,7 @@ _PLAIN = re.compile(r"[\w.+:@=,-]+", re.ASCII)
 
 
 def main(argv: list[str]) -> int:
-    folder = sockets.doors_folder(os.environ)  # noqa: TID251  it is a process of its own
+    folder = control_sockets.folder_of(os.environ)  # noqa: TID251  it is a process of its own
     found = [*_running(folder), *(_ended(folder) if "--ended" in argv else ())]
     for name in sorted({name for name in found if _PLAIN.fullmatch(name)}):
         print(name)  # noqa: T201  that is its output
@@ -33,16 +33,16 @@ def main(argv: list[str]) -> int:
 
 def _running(folder: Path) -> Iterator[str]:
     until = time.monotonic() + ANSWERS_S
-    for door in sockets.doors_in(folder):
+    for socket_name in control_sockets.names_in(folder):
         left_s = until - time.monotonic()
-        if left_s > 0 and (conn := sockets.connect_to_door(folder, door, left_s)) is not None:
+        if left_s > 0 and (conn := control_sockets.connect(folder, socket_name, left_s)) is not None:
             with conn, conn.makefile("r", encoding="utf-8") as lines, suppress(OSError, ValueError):
                 conn.sendall(b'{"verb": "here"}\n')
                 yield from _names(lines.readline())
 
 
 def _ended(folder: Path) -> Iterator[str]:
-    for data in sockets.left_at_doors(folder):
+    for data in control_sockets.left_in(folder):
         yield from _names(data)
 
 

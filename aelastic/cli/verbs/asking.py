@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aelastic.base.host import sockets
+from aelastic.base.host import control_sockets
 from aelastic.cli.manual.parsing import parser_of
 from aelastic.cli.verbs import texts
 from aelastic.cli.verbs.jobs import (
@@ -49,7 +49,7 @@ def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable
         complain: called with each error.
     """
     try:
-        return _Asking(argv, _read(argv), sockets.doors_folder(environ), complain).run()
+        return _Asking(argv, _read(argv), control_sockets.folder_of(environ), complain).run()
     except WrongUsageError as error:
         return _refuse(argv, EXIT_INPUT, f"error: {error} (see aelastic {argv[0]} --help)", complain)
     except InputError as error:
@@ -144,8 +144,8 @@ class _Asking:
 
     def _answer(self) -> tuple[Said, Said]:
         """Returns the answer of an agent of the job to this query, and the agent's description of itself."""
-        door, here = self._jobs.meant()[0]
-        return self._jobs.answer(door, verb=self._verb), here
+        socket_name, here = self._jobs.meant()[0]
+        return self._jobs.answer(socket_name, verb=self._verb), here
 
     def _conclude(self, said: Said, text: str = "", *, painted: str = "", about: str = "") -> int:
         """Prints the answer, as JSON or as text, and returns the exit code.
@@ -228,8 +228,8 @@ class _Asking:
     def logs(self) -> int:
         asked = {"rank": int(self._args.rank), "stderr": self._args.stderr, "follow": self._args.follow}
         is_first, text = True, ""
-        door, _ = self._jobs.meant()[0]
-        for said in self._jobs.answers(door, verb="logs", **asked):
+        socket_name, _ = self._jobs.meant()[0]
+        for said in self._jobs.answers(socket_name, verb="logs", **asked):
             if "code" in said:  # with --follow, the job may be over
                 is_over = self._args.follow and not is_first and said is NO_ANSWER
                 return 0 if is_over else self._conclude({**said, "data": text} if self._args.json else said)
@@ -255,9 +255,9 @@ class _Asking:
         asked["verb"] = "cancel" if args.get("cancel") else "kill" if args.get("now") else self._verb
         if "deadline" in args:
             asked["deadline_s"] = args["deadline"]
-        door, here = self._agent_of(args)
+        socket_name, here = self._agent_of(args)
         job = here["run"]["run_id"]
-        for said in self._jobs.answers(door, **asked):
+        for said in self._jobs.answers(socket_name, **asked):
             if "code" in said:
                 is_over = said is NO_ANSWER and has_said
                 last = {"code": "ok", "text": "the agent has ended"} if is_over else said

@@ -11,7 +11,7 @@ from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
-from aelastic.base.host import sockets
+from aelastic.base.host import control_sockets
 from aelastic.cli.verbs import texts
 from aelastic.errors import EXIT_INPUT
 
@@ -50,9 +50,9 @@ class Jobs:
         self._verb = argv[0]
         self._is_silent = False  # a live agent has not answered
 
-    def answers(self, door: str, **asked: Any) -> Iterator[Said]:
+    def answers(self, socket_name: str, **asked: Any) -> Iterator[Said]:
         """Yields the messages of an agent's answer; the last one is `NO_ANSWER` if the agent stops before the end."""
-        if (conn := sockets.connect_to_door(self._folder, door, ANSWER_S)) is not None:
+        if (conn := control_sockets.connect(self._folder, socket_name, ANSWER_S)) is not None:
             with conn, conn.makefile("r", encoding="utf-8") as lines, suppress(OSError, ValueError):
                 conn.sendall(json.dumps(asked).encode() + b"\n")
                 if asked.get("follow") or asked.get("wait"):
@@ -64,13 +64,18 @@ class Jobs:
             self._is_silent = True
         yield NO_ANSWER
 
-    def answer(self, door: str, **asked: Any) -> Said:
-        return next(self.answers(door, **asked))
+    def answer(self, socket_name: str, **asked: Any) -> Said:
+        return next(self.answers(socket_name, **asked))
 
     def agents(self) -> list[tuple[str, Said]]:
         """Returns all agents that answer, with the names of their control sockets."""
-        answers = [(door, self.answer(door, verb="here")) for door in sockets.doors_in(self._folder)]
-        return [(door, here) for door, here in answers if here["code"] == "ok" and here["phase"] != "done"]
+        answers = [
+            (socket_name, self.answer(socket_name, verb="here"))
+            for socket_name in control_sockets.names_in(self._folder)
+        ]
+        return [
+            (socket_name, here) for socket_name, here in answers if here["code"] == "ok" and here["phase"] != "done"
+        ]
 
     def named(self) -> list[tuple[str, Said]]:
         """Returns the agents of the named job, or all if the command names none.
@@ -135,7 +140,7 @@ class Jobs:
 
     def ended(self) -> list[Said]:
         """Returns the records that ended agents left, the latest first; only those that this version can read."""
-        return [said for said in map(_left, sockets.left_at_doors(self._folder)) if said is not None]
+        return [said for said in map(_left, control_sockets.left_in(self._folder)) if said is not None]
 
     def ended_as(self, job: str) -> list[Said]:
         """Returns the records of ended jobs of that name, or else of names that begin with it."""

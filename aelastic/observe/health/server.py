@@ -30,7 +30,7 @@ import anyio
 import anyio.lowlevel
 
 import aelastic
-from aelastic.base.host.sockets import is_address
+from aelastic.base.host.ports import is_address
 from aelastic.base.host.usage import usage_of
 from aelastic.base.loop import clock
 from aelastic.base.loop.threads import run_sync

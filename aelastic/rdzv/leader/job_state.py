@@ -8,7 +8,7 @@ from functools import lru_cache
 from zlib import compress, decompressobj
 from zlib import error as zlib_error
 
-from aelastic.base.host.sockets import is_address
+from aelastic.base.host.ports import is_address
 from aelastic.base.record import Record
 from aelastic.rdzv.ledger import Ledger
 from aelastic.rdzv.log.entries import Entry, Payload

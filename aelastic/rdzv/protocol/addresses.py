@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 
-from aelastic.base.host.sockets import ADDRESSES_MAX, is_loopback
+from aelastic.base.host.ports import ADDRESSES_MAX, is_loopback
 from aelastic.rdzv.protocol.messages import Node
 
 

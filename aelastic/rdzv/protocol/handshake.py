@@ -117,7 +117,7 @@ class Handshake:
     Args:
         keys: the job's; the first is used, each is accepted.
         protocol: the version that this agent speaks.
-        door: the purpose of the connection.
+        purpose: the purpose of the connection.
         nonce: `NONCE_BYTES` bytes, used once.
         is_client: whether this end has connected.
         source: the file that the keys are from, for messages.
@@ -129,9 +129,9 @@ class Handshake:
     """
 
     def __init__(
-        self, keys: Sequence[Key], protocol: int, door: str, nonce: bytes, *, is_client: bool, source: str = ""
+        self, keys: Sequence[Key], protocol: int, purpose: str, nonce: bytes, *, is_client: bool, source: str = ""
     ) -> None:
-        self._keys, self._door, self._is_client = keys, door.encode(), is_client
+        self._keys, self._purpose, self._is_client = keys, purpose.encode(), is_client
         self._source = f" in {source}" if source else ""
         self._own = own = _Greeting(protocol, keys[0].run.encode(), tuple(each.id for each in keys))
         self._said = _GREETING % (nonce.hex().encode(), own.protocol, own.run, '","'.join(own.keys).encode())
@@ -225,9 +225,9 @@ class Handshake:
 
     @cached_property
     def _both(self) -> bytes:
-        """The door and both greetings; each part begins with its length."""
+        """The purpose and both greetings; each part begins with its length."""
         greetings = (self._said, self._heard) if self._is_client else (self._heard, self._said)
-        return b"".join(map(_frame, (self._door, *greetings)))
+        return b"".join(map(_frame, (self._purpose, *greetings)))
 
 
 def _other_protocol(theirs: int, ours: int) -> str:

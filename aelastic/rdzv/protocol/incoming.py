@@ -10,7 +10,7 @@ import itertools
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
-from aelastic.base.host.sockets import HeldPort
+from aelastic.base.host.ports import HeldPort
 from aelastic.base.loop import clock
 from aelastic.base.loop.mailbox import Mailbox
 from aelastic.rdzv.protocol.codec import WireError

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 
-from aelastic.base.host.sockets import LOOPBACKS, HeldPort, is_address, is_loopback, loopback_address
+from aelastic.base.host.ports import LOOPBACKS, HeldPort, is_address, is_loopback, loopback_address
 from aelastic.errors import InputError, RendezvousError
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores.endpoint_cell import EndpointCell

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
-from aelastic.base.host.sockets import is_loopback
+from aelastic.base.host.ports import is_loopback
 from aelastic.rdzv.protocol.addresses import plain_address
 from aelastic.rdzv.protocol.codec import PROTOCOL
 from aelastic.rdzv.protocol.handshake import NONCE_BYTES, Handshake
@@ -32,12 +32,12 @@ class Proofs:
         self._secret = secret
         self._has_warned = False
 
-    def make(self, door: str, *, is_client: bool) -> Handshake | None:
+    def make(self, purpose: str, *, is_client: bool) -> Handshake | None:
         """Returns the handshake of a new connection; `None` if the job has no secret."""
         if (secret := self._secret) is None:
             return None
         nonce, source = os.urandom(NONCE_BYTES), secret.path
-        return Handshake(secret.keys, PROTOCOL, door, nonce, is_client=is_client, source=source)
+        return Handshake(secret.keys, PROTOCOL, purpose, nonce, is_client=is_client, source=source)
 
     def warn_if_open(self, peer: str) -> None:
         """Warns once if this agent talks to another host without a secret."""

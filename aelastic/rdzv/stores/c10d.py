@@ -13,7 +13,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
-from aelastic.base.host.sockets import LOOPBACKS, is_at_all, is_loopback, listen, listen_at, loopback_address
+from aelastic.base.host.ports import LOOPBACKS, is_at_all, is_loopback, listen, listen_at, loopback_address
 from aelastic.errors import InputError, RendezvousConnectionError
 from aelastic.rdzv.settings import C10D_PORT, RendezvousSettings, split_endpoint
 from aelastic.rdzv.stores.endpoints import (

@@ -15,7 +15,7 @@ import anyio
 from anyio.abc import SocketAttribute, SocketStream
 
 from aelastic.base.host import names
-from aelastic.base.host.sockets import is_loopback
+from aelastic.base.host.ports import is_loopback
 from aelastic.base.record import Record
 from aelastic.errors import InputError, RendezvousConnectionError
 from aelastic.rdzv.protocol.addresses import plain_address

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from aelastic.base.host.sockets import LOOPBACKS, is_loopback
+from aelastic.base.host.ports import LOOPBACKS, is_loopback
 from aelastic.errors import RendezvousConnectionError
 from aelastic.rdzv.settings import RendezvousSettings, split_endpoint
 from aelastic.rdzv.stores.c10d import C10dStore

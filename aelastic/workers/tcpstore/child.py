@@ -26,7 +26,7 @@ import anyio
 
 from aelastic.base.host import proc_table
 from aelastic.base.host.children import start_helper, wait_ended, waited_for
-from aelastic.base.host.usage import shortage_of
+from aelastic.base.host.shortages import shortage_of
 from aelastic.base.record import Record
 
 _log = logging.getLogger(__name__)

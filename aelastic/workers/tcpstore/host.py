@@ -28,8 +28,8 @@ from typing import TypeVar
 import anyio
 
 from aelastic.base.host.names import look_up
-from aelastic.base.host.sockets import LOOPBACKS, HeldPort
-from aelastic.base.host.usage import shortage_of
+from aelastic.base.host.ports import LOOPBACKS, HeldPort
+from aelastic.base.host.shortages import shortage_of
 from aelastic.base.loop import clock
 from aelastic.base.loop.growth import wait_opened
 from aelastic.base.loop.threads import run_sync

@@ -18,12 +18,12 @@ import pytest
 from kit.launching import on_both_loops, run
 from kit.waiting import DEADLINE_S
 
-from aelastic.agent.channels import Door
+from aelastic.agent.channels import ControlSocket
 from aelastic.agent.requests import user_names
 from aelastic.agent.requests.answers import serve
 from aelastic.agent.requests.enquiries import Enquiries
 from aelastic.agent.requests.user_names import UserNames
-from aelastic.base.host import sockets
+from aelastic.base.host import control_sockets
 from aelastic.observe.observer import Observers
 from aelastic.rdzv.protocol import requests as r
 
@@ -49,12 +49,12 @@ class Job:
 @asynccontextmanager
 async def opened(folder: Path, job: Job) -> AsyncIterator[Callable[[bytes], Any]]:
     """A control socket; yields a function that sends bytes to it and returns the answer."""
-    door = Door(folder)
-    door.open()
-    (name,) = sockets.doors_in(folder)
+    control_socket = ControlSocket(folder)
+    control_socket.open()
+    (name,) = control_sockets.names_in(folder)
 
     def say(data: bytes) -> bytes:
-        conn, heard = sockets.connect_to_door(folder, name, DEADLINE_S), b""
+        conn, heard = control_sockets.connect(folder, name, DEADLINE_S), b""
         assert conn is not None
         with conn:
             conn.sendall(data)
@@ -64,10 +64,10 @@ async def opened(folder: Path, job: Job) -> AsyncIterator[Callable[[bytes], Any]
 
     observers = Observers([])
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(door.run, lambda conn: serve(conn, cast(Enquiries, job), observers))
+        tasks.start_soon(control_socket.run, lambda conn: serve(conn, cast(Enquiries, job), observers))
         yield lambda data: asyncio.to_thread(say, data)
         tasks.cancel_scope.cancel()
-    door.close(None)
+    control_socket.close(None)
 
 
 @on_both_loops
@@ -83,7 +83,7 @@ def test_a_request_that_fails_in_the_agent_ends_its_own_connection_with_one_line
     run(loop, main())
     (line,) = caplog.messages
     assert line.startswith(
-        "aborted a connection to the control socket: LookupError: nobody expected this (test_door.py:"
+        "aborted a connection to the control socket: LookupError: nobody expected this (test_control_sockets.py:"
     )
 
 
