@@ -23,7 +23,9 @@ from aelastic.agent.group.worker_group import WorkerGroup
 from aelastic.agent.link import open_link
 from aelastic.agent.open_files import check_open_files
 from aelastic.agent.postmortem import Postmortem
-from aelastic.agent.watches.watches import Progress, StartWatch, Watches
+from aelastic.agent.watches.hang_watches import Watches
+from aelastic.agent.watches.progress import Progress
+from aelastic.agent.watches.start import StartWatch
 from aelastic.base.host import control_sockets
 from aelastic.base.host.ports import is_loopback
 from aelastic.base.host.process_states import ProcessStates

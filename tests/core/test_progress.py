@@ -15,7 +15,7 @@ from kit.arguments import complaint, invoke
 from kit.metrics_text import values
 
 from aelastic import InputError, LaunchConfig, WorkerSpec
-from aelastic.agent.watches.watches import WINDOW_S, Pace
+from aelastic.agent.watches.progress import WINDOW_S, Pace
 from aelastic.compat.launcher.launch_config import worker_spec
 from aelastic.logs.expected_output import LINE_BYTES_MAX, ProgressMatcher
 from aelastic.observe import run_events as ev

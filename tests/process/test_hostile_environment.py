@@ -17,7 +17,7 @@ from kit.launching import Launcher
 from aelastic.agent.group.worker_env import STUCK_VARIABLE
 from aelastic.agent.watches.activity import rules_of
 from aelastic.agent.watches.file_timer import TIMER_FILE_VARIABLE
-from aelastic.agent.watches.watches import FILE_TIMER_VARIABLE
+from aelastic.agent.watches.hang_watches import FILE_TIMER_VARIABLE
 from aelastic.base.host import control_sockets
 from aelastic.cli.arguments import parse
 from aelastic.cli.options import OPTIONS

@@ -74,7 +74,7 @@ def test_an_unmodified_script_has_progress_everywhere(launch: Launcher, tmp_path
 
 
 def test_the_step_that_was_printed_last_is_the_step_of_each_end(launch: Launcher, tmp_path: Path) -> None:
-    patient = "from aelastic.agent.watches import watches\nwatches.CATCH_UP_S = 60.0\n"
+    patient = "from aelastic.agent.watches import progress\nprogress.CATCH_UP_S = 60.0\n"
     options = "--progress", PATTERN, "--max-restarts", "1", "--log-dir", str(tmp_path / "logs")
     job = launch(FAILS, *options, wrapper=patient)
     assert job.wait() == 1

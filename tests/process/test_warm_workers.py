@@ -319,8 +319,8 @@ def wait_told(job: Job, kind: str, count: int) -> None:
 def test_how_far_a_start_has_come_is_told_as_it_is_seen(launch: Launcher, kind: str) -> None:
     options = ["--preload", MODULE] if kind == "warm" else []
     wrapper = (
-        "from aelastic.agent.watches import watches\nfrom aelastic.workers.forkserver import fork_server\n"
-        "watches.START_IDLE_S = 600.0\nfork_server.MEASURE_DELAY_S = fork_server.MEASURE_INTERVAL_S = 0.1\n"
+        "from aelastic.agent.watches import start\nfrom aelastic.workers.forkserver import fork_server\n"
+        "start.START_IDLE_S = 600.0\nfork_server.MEASURE_DELAY_S = fork_server.MEASURE_INTERVAL_S = 0.1\n"
     )
     job = launch(
         STARTS, "--nproc-per-node", "4", "--max-restarts", "1", "--log-dir", "logs", "--redirects", "3", *options,
@@ -581,7 +581,7 @@ def test_auto_preloads_what_a_library_has_imported_late_and_keeps_it_in_the_cach
 def test_auto_learns_until_a_worker_joins_its_process_group_though_it_says_nothing_of_it(launch: Launcher) -> None:
     code = STARTS.replace('say("up")', f"say('up', {MODULE!r} in sys.modules)\nimport {MODULE}")
     wrapper = (
-        f"{QUICK}\nfrom aelastic.agent.watches import watches\nlearning.LEARN_TIMEOUT_S = watches.START_IDLE_S = 600.0"
+        f"{QUICK}\nfrom aelastic.agent.watches import start\nlearning.LEARN_TIMEOUT_S = start.START_IDLE_S = 600.0"
     )
     env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     job = launch(code, "--nproc-per-node", "2", "--preload", "auto", "--max-restarts", "1", wrapper=wrapper, env=env)

@@ -11,8 +11,8 @@ import anyio.lowlevel
 import pytest
 from kit.virtual_clock import on_virtual_time
 
-from aelastic.agent import watches
-from aelastic.agent.watches.watches import START_IDLE_S, START_LIMIT_S, StartWatch
+from aelastic.agent.watches import start
+from aelastic.agent.watches.start import START_IDLE_S, START_LIMIT_S, StartWatch
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import RoundFormed, WorkersStarted
 
@@ -38,7 +38,7 @@ async def test_workers_that_compute_nothing_any_more_are_not_looked_at(
         looked_at.append(anyio.current_time() - began)
         return {}, dict.fromkeys(places, min(looked_at[-1], computes_until_s)) if is_seen else {}
 
-    monkeypatch.setattr(watches, "run_sync", look)
+    monkeypatch.setattr(start, "run_sync", look)
     group: Any = SimpleNamespace(assigned=SimpleNamespace(master_port=1))
     watch = StartWatch(group, lambda _: None, is_local=is_seen)
     observers = Observers([watch])
@@ -58,7 +58,7 @@ async def test_in_place_only_replacements_start(monkeypatch: pytest.MonkeyPatch)
         looked_at.append(set(places))
         return dict.fromkeys(places, frozenset({"output", "process_group"})), {}
 
-    monkeypatch.setattr(watches, "run_sync", look)
+    monkeypatch.setattr(start, "run_sync", look)
     workers = [SimpleNamespace(global_rank=rank) for rank in range(2)]
     group: Any = SimpleNamespace(assigned=SimpleNamespace(master_port=1), workers=workers)
     told: list[Any] = []

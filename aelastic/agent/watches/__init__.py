@@ -1,8 +1,9 @@
-"""Watches over the workers of a run: how far their start has come, their progress since, and whether they hang.
+"""Watches over the workers of a run.  None of them decides anything, and each runs until the run ends.
 
-- `watch`: the interface of a watch that finds workers that hang: `activity` looks at output, CPU use and IO, and
- `file_timer` at timers that workers set; their rules are in `aelastic.diagnose.hangs`
-- `watches`: the watches of a run
+- `start`: how far a start has come
+- `progress`: steps, their pace and the time left
+- `hang_watches`: the watches of a run that find workers that hang.  `watch` is their interface; `activity` looks at
+ output, CPU use and IO, and `file_timer` at timers that workers set.  Their rules are in `aelastic.diagnose.hangs`
 """
 
-__all__ = ["watch", "watches"]
+__all__ = ["hang_watches", "progress", "start", "watch"]
