@@ -114,11 +114,26 @@ class _Asking:
 
     def run(self) -> int:
         self._check_words()
-        code: int = self._request() if self._verb in OF_THE_JOB else getattr(self, self._verb)()
+        code = self._request() if self._verb in OF_THE_JOB else self._query()
         while code == 0 and getattr(self._args, "watch", False):
             time.sleep(WATCH_S)  # noqa: TID251  nothing else runs in this process
             code = self.status()
         return code
+
+    def _query(self) -> int:
+        match self._verb:
+            case "ps":
+                return self.ps()
+            case "status":
+                return self.status()
+            case "stacks":
+                return self.stacks()
+            case "why":
+                return self.why()
+            case "logs":
+                return self.logs()
+            case _:
+                raise AssertionError(f"{self._verb} is not a query")
 
     def _check_words(self) -> None:
         """Refuses an invalid rank, a job's name given instead of a rank or a node, and extra words.
