@@ -337,7 +337,9 @@ def ignore_signals() -> None:
 
 def beside(path: str) -> str:
     """Returns the path of a file of the package, which this program does not import."""
-    return os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), path)
+    here = os.path.abspath(__file__)
+    package = here.removesuffix("workers/tcpstore/server.py")
+    return os.path.join(package, path)
 
 
 if __name__ == "__main__":
