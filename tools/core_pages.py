@@ -1,4 +1,4 @@
-"""A page for each core: its theory, phases, events, the table of what happens, a diagram, fields and invariants."""
+"""A page for each core: its theory, phases, events, the table of what happens, fields and invariants."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from sources import Source, fields_of, package
 from ways import Way
 
 NOTE = "<!-- Generated from {path} by `make docs`: change the code, not this page. -->"
-# A list of more events than this is told by those that are not in it, if these are few.
-FEW = 2
 FOLDER = "docs/development/cores"
 
 
@@ -49,7 +47,6 @@ def page(core: Core) -> str:
         core.module.docstring.strip(),
         "## Phases",
         table(("phase", ""), phases),
-        _diagram(core),
         "## What happens",
         LEGEND,
         _grid(core),
@@ -67,31 +64,6 @@ LEGEND = (
     "*notes*: fields change, nothing is to be done. *ignores*: nothing changes. –: impossible, the core raises "
     "`InvalidTransition` and stays as it was."
 )
-
-
-def transitions(core: Core) -> dict[tuple[str, str], list[str]]:
-    """The events that lead from one phase to another."""
-    found = dict[tuple[str, str], list[str]]()
-    for (phase, event), ways in core.ways.items():
-        for way in ways:
-            if not way.is_impossible and way.phase != phase and event not in found.setdefault((phase, way.phase), []):
-                found[phase, way.phase].append(event)
-    return found
-
-
-def _diagram(core: Core) -> str:
-    edges = transitions(core)
-    drawn = ["```mermaid", "stateDiagram-v2", f"    [*] --> {core.first_phase}"]
-    drawn += [f"    {before} --> {after}: {_in_short(core, events)}" for (before, after), events in edges.items()]
-    drawn += [f"    {phase} --> [*]" for phase in core.phases if not any(before == phase for before, _ in edges)]
-    return "\n".join([*drawn, "```"])
-
-
-def _in_short(core: Core, events: list[str]) -> str:
-    others = [name for name, _ in core.events if name not in events]
-    if len(others) > FEW or len(events) <= FEW:
-        return ", ".join(events)
-    return f"all but {', '.join(others)}" if others else "all"
 
 
 def _grid(core: Core) -> str:
