@@ -181,7 +181,7 @@ class NoticePages:
         return {rank for rank, words in seen.items() if words and words[SAVED_AT] == self.save_at > 0}
 
     def waiting(self, now: float, *, are_ending: bool) -> Collection[int]:
-        """Returns the local ranks that the agent makes wait, and that do not count as hanging until their time is up.
+        """Returns the local ranks that the agent makes wait; until their time is up they are not hanging.
 
         Args:
             now: the time.

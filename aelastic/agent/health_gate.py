@@ -116,7 +116,7 @@ class HealthGate:
     # The host.
 
     async def _host(self) -> str:
-        """Returns the fault of the host; "" if there is none, or a disk does not answer."""
+        """Returns the fault of the host, or "", or a disk does not answer."""
         with suppress(TimeoutError):
             return await in_thread(self._told_by_host, within_s=LIMIT_S)
         return ""
@@ -143,7 +143,7 @@ class HealthGate:
 
 
 def fatal_xid(line: str) -> str:
-    """Returns the fatal device error in a line of the kernel log; "" if there is none."""
+    """Returns the fatal device error in a line of the kernel log, or ""."""
     if (match := _XID.search(line)) is None:
         return ""
     device, xid, switch, sxid = match.groups()

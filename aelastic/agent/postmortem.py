@@ -1,6 +1,6 @@
 """Post-mortem of a worker: reads its return value, or builds its `ProcessFailure`.
 
-What follows from it is decided elsewhere.
+Others decide what follows.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Postmortem:
     async def raised(
         self, start: WorkerStart, worker: Worker, exitcode: int, known: Collection[ProcessFailure]
     ) -> ProcessFailure | None:
-        """Returns the exception that a worker raised by itself, although it was asked to end; `None` if there is none.
+        """Returns the exception that a worker raised by itself, although it was asked to end, or `None`.
 
         If several workers fail together, most of them are still ending with their own exception when they are stopped.
 

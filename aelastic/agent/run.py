@@ -416,7 +416,7 @@ class Run:
         """Returns the description of this run that stays readable."""
         group = self._group
         if group.state is WorkerState.SUCCEEDED and len(self._observers.state.ends) == 1:
-            # There is no more to report, and the modules that describe a run take 40 ms to import.
+            # Nothing else is to report, and the modules that describe a run take 40 ms to import.
             began, time = self._observers.state.began, datetime.now(UTC).isoformat(timespec="milliseconds")
             run = {"run_id": self._settings.run_id, "entrypoint": "" if began is None else began.entrypoint}
             reason = wording.text_of(group.reason)

@@ -92,7 +92,7 @@ class StackDumps:
         return f"did not end within {killed_at - min(self._context.asked_at.values()):.1f} s and had to be killed"
 
     def _where(self, local_rank: int, killed_at: float) -> str:
-        """Returns its stack, or why there is none; "" if none could be taken, and a second signal is why it dies."""
+        """Returns its stack, or why not; "" if none could be taken, and a second signal is why it dies."""
         seen = self._seen.get(local_rank)
         is_hurried = self._group.is_leaving and (
             killed_at - self._context.asked_at.get(local_rank, -inf) < self._group.spec.shutdown_timeout_s
@@ -102,11 +102,11 @@ class StackDumps:
         return f"stack {self.quote(local_rank) or f'not known ({NO_DUMP})'}"
 
     def quote(self, local_rank: int) -> str:
-        """Returns the last stack of a worker, for a report; "" if there is none."""
+        """Returns the last stack of a worker, for a report, or ""."""
         return self._seen[local_rank].quote() if local_rank in self._seen else ""
 
     def threads_of(self, local_rank: int) -> Sequence[Thread] | str:
-        """Returns the threads of a worker's last stack, the main one first; or why there is none."""
+        """Returns the threads of a worker's last stack, the main one first, or why not."""
         return self._seen[local_rank].threads if local_rank in self._seen else NO_ANSWER
 
     def stacks_of_killed(self) -> dict[int, str]:
@@ -232,7 +232,7 @@ class StackDumps:
 
 
 class _Seen:
-    """A worker's stack, or why there is none; the file at `path` keeps the whole stack after the run."""
+    """A worker's stack, or why not; the file at `path` keeps the whole stack after the run."""
 
     def __init__(self, found: Stack | str, path: Path | None) -> None:
         self._found, self._path = found, path

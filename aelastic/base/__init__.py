@@ -1,4 +1,4 @@
-"""What everything stands on; it knows nothing of jobs.
+"""The foundation of everything else; it knows nothing of jobs.
 
 - `record`: immutable values, which cores and shells exchange
 - `machine`: the base of a core: one entrance for events, the story of the last ones, invariants that tests check

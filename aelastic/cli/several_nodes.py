@@ -106,7 +106,7 @@ def _endpoint_of(host: str, port: int) -> str:
 
 
 def nodes_of_scheduler(chosen: Settings, environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """Returns Slurm's number of nodes for a job that names its master but not `--nnodes`; `None` if there is none.
+    """Returns Slurm's number of nodes for a job that names its master but not `--nnodes`, or `None`.
 
     A batch script that runs a job on its own node also has `SLURM_NNODES`: a master that no other node can reach means
     that, unless srun has set its own variable.

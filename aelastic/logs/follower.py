@@ -49,7 +49,7 @@ class Follower:
         keeps: int | None = None,
         sharers: Sequence[Follower] = (),
     ) -> None:
-        self.watch: int | None = None  # the inotify watch that reports its growth; `None` if there is none
+        self.watch: int | None = None  # the inotify watch that reports its growth, or `None`
         self.splitter = splitter
         self.is_ended = False
         self.path = path
@@ -106,7 +106,7 @@ class Follower:
         return not self._has_more and not self.is_within_line
 
     def next_piece(self, *, is_ended: bool) -> bytes | None:
-        """Returns the next piece that may be shown; `None` if there is none for now.
+        """Returns the next piece that may be shown, or `None` for now.
 
         Args:
             is_ended: `end` has been called, so the last line is shown without its newline.
@@ -202,7 +202,7 @@ def tail_of(path: Path, seen: bytes, *, is_searched: bool) -> str:
 
 
 def _last_traceback(file: int, end: int) -> bytes:
-    """Returns a file's last traceback, and what follows; empty if there is none."""
+    """Returns a file's last traceback, and what follows, or ""."""
     stop = max(0, end - SEARCH_BYTES)
     while end > stop:
         begin = max(stop, end - _STEP_BYTES)

@@ -85,7 +85,7 @@ class Pump:
         self._grown.set()
 
     def wake(self, watches: set[int]) -> None:
-        """Reports growth, by inotify watch; `LOST` among them stands for any file."""
+        """Reports growth, by inotify watch; `LOST` among them means any file."""
         mine = watches & {follower.watch for follower, _ in self._files}
         any_has_grown = self.is_blind or LOST in watches
         if mine or any_has_grown:

@@ -142,7 +142,7 @@ class _Writer:
         self._retry_interval_s = retry_interval_s
         self._alive_interval_s = alive_interval_s
         self._records = Records()
-        self._unwritten: deque[tuple[bytes, int]] = deque()  # lines, and how many events each stands for
+        self._unwritten: deque[tuple[bytes, int]] = deque()  # lines, and the number of events behind each
         self._trouble = "the disk did not take them in time"
         self._has_ended = False  # the run: its last event has been queued
         self._told_at = self._taken_at = 0.0  # the last run event, on the loop's clock (any clock) and on ours

@@ -1,7 +1,7 @@
 """Run events, as observers get them.
 
 The event log writes them, metrics count them, log lines and the status line show them, and torchelastic's events are
-made from them.  A run event says what happened, not what to do about it, and is not answered.  `RunEventSource` of
+made from them.  A run event records what happened; it asks for nothing and is not answered.  `RunEventSource` of
 the agent makes those that follow from the worker group's events; the supervisor adds what only it knows: `RunBegan`,
 `Waited`, `EndpointChanged`, `WorkerReached`, `ForkServerMeasured`, `Progressed`, `StacksTaken`, `Compared`,
 `Announced`, `RunEnded`.  The time of each is given beside it (`observer.py`).

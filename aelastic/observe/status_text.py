@@ -81,7 +81,7 @@ class StatusText:
 
     @property
     def state(self) -> tuple[str, ...]:  # noqa: C901  a case for each phase
-        """What the run does now, and then what it waits for."""
+        """The current activity of the run, then what it waits for."""
         match self._of.phase:
             case Phase.INIT:
                 return ("starting",)

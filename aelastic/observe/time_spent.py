@@ -5,7 +5,7 @@ Every second is charged to exactly one of `ON`, so that the shares add up to the
 - **starting**: until workers make their first step in a round or, if no steps are reported, have joined their process
   group, or written output.  Later news (the first step, a joined process group) applies to all of the round so far.
 - **trained**, **twice**: steps made for the first time, and steps that an earlier round had made.  Between two records
-  of progress, all steps count as equally long.  If no steps are reported, repeated work is unknown.
+  of progress, all steps are taken to be equally long.  If no steps are reported, repeated work is unknown.
 - **hung**: the time that a watch had waited when it found that workers show no sign of life, and the time after that.
 - **drained**: from the notice that a node leaves until workers run again.  **waiting**: for missing nodes, for somebody
   to look at a failure that is held, or for the end.
@@ -33,7 +33,7 @@ class TimeSpent:
     """How the time of one job was spent.
 
     Args:
-        gap_s: a longer silence counts as unknown.
+        gap_s: a longer silence is unknown time.
     """
 
     def __init__(self, gap_s: float = float("inf")) -> None:

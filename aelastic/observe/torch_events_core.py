@@ -5,7 +5,7 @@ Names, values and order are those of torch 2.13 (`agent/server/api.py`, `local_e
 
 - `agent_restarts` and `remaining_restarts` count the restarts of the job; each of torch's agents counts its own.
 - A worker that ended because we asked it to has the state `TERMINATED`.  torch has this state for functions only; a
-  program that it ended counts as failed, with exit code -15.
+  program that it ended is reported as failed, with exit code -15.
 - If a program cannot be started, torch's agent fails; here its worker does.
 - Ranks come with the round: assigning them takes no extra time.
 - The metrics that torch's `@prof` records for methods of its agent (calls, durations) have no counterpart here.

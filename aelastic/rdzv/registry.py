@@ -34,7 +34,7 @@ class Link(Protocol):
 
     @property
     def agreed(self) -> Agreed | None:
-        """What this node knows of the job's log; `None` if there is none."""
+        """What this node knows of the job's log, or `None`."""
 
     def tell(self, message: NodeMessage) -> None:
         """Passes a message on, in order.  Never blocks."""

@@ -41,7 +41,7 @@ def innocence(failure: ProcessFailure) -> Innocence | None:
 
 
 def culprit_of(cause: Cause, failure: ProcessFailure | None) -> str:
-    """Returns the host that the end of a round is evidence against; empty if there is none."""
+    """Returns the host that the end of a round is evidence against, or ""."""
     if failure is None:
         return cause.lost_host
     return failure.host if innocence(failure) is None else ""
@@ -67,7 +67,7 @@ class End(Record):
 
     @property
     def culprit(self) -> str:
-        """The host that this end is evidence against; empty if there is none."""
+        """The host that this end is evidence against, or ""."""
         return culprit_of(self.cause, self.failure)
 
 

@@ -107,7 +107,7 @@ class TorchHandlerLink:
     Args:
         open_handler: makes the handler, or returns the user's own; called once, in the thread that makes all calls.
         policy: what follows from failures of this node's workers.
-        monitor_interval_s: how often the handler is asked for nodes that wait.
+        monitor_interval_s: the interval between two looks for nodes that wait.
         exit_barrier_timeout_s: how long a node that has finished waits for the others.
         master_addr, master_port: instead of the address that the handler names.
         local_addr: this node's address, for a handler that leaves `MASTER_ADDR` to its agent.

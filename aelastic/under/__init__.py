@@ -3,7 +3,7 @@
     python -m aelastic.under accelerate launch train.py     # a program, and all that it starts
     aelastic.under.replace_launcher()                       # this process: the first cell of a notebook
 
-No file is touched.  `site/sitecustomize.py` says what is replaced, and how.
+No file is touched.  `site/sitecustomize.py` explains the replacement.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def _preload_fork_server(context: Any) -> None:
     from multiprocessing import forkserver
 
     ours = "aelastic.workers.mp_fork_server"
-    # There is no public way to read them; the default is the documented one.
+    # They cannot be read in public ways; the default is the documented one.
     theirs = getattr(forkserver._forkserver, "_preload_modules", ["__main__"])  # noqa: SLF001
     if ours not in theirs:
         context.set_forkserver_preload([*theirs, ours])

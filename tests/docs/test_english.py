@@ -5,19 +5,23 @@ The count includes phrases that are fine in their context, so the limit leaves r
 
 from __future__ import annotations
 
+import ast
+import io
 import re
-from collections.abc import Iterator
+import tokenize
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from sources import ROOT
 
 PHRASES_MAX = 61  # in everything that users read; it used to be 612
+CODE_PHRASES_MAX = 41  # in docstrings, comments and messages of assertions
 WORDS_MAX = 35  # per sentence
 READ = [
     *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
     *(page for page in ROOT.glob("docs/**/*.md") if not {"adr", "development"} & {*page.relative_to(ROOT).parts}),
-    *(path for folder in ("cli", "manual") for path in ROOT.glob(f"aelastic/{folder}/**/*.py")),
+    *ROOT.glob("aelastic/cli/**/*.py"),
 ]
 # Each with a suggestion.
 PHRASES = {
@@ -42,22 +46,45 @@ PHRASES = {
     r"\bby (?:what|that)\b": "from; using; because of",
     r"\b(?:stands|stand) (?:in|at|above|below|for|first|beside|between|there|on)\b": "is; appears",
 }
+WITH_DOCSTRING = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 CODE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 MARKUP = re.compile(r"\]\([^)]*\)|<[^>]+>")  # links' targets, HTML
 PARTS = re.compile(r"\n\s*\n|\n(?=\s*[-*] |\s*\d+\. |#|\|)|\|")  # paragraphs, items of lists, cells of tables
 ENDS = re.compile(r"(?<=[.!?:;])\s+")
 
 
-def found(path: Path) -> Iterator[str]:
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+def found(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[str]:
+    for number, line in lines:
         for pattern, instead in PHRASES.items():
             for match in re.finditer(pattern, line):
                 yield f"{path.relative_to(ROOT)}:{number}: “{match[0].strip()}” (write: {instead})"
 
 
+def prose_of(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of prose in a module: its comments, docstrings and messages of assertions."""
+    text = path.read_text()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, WITH_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
+            docstring = node.body[0]
+            assert isinstance(docstring, ast.Expr) and isinstance(docstring.value, ast.Constant)
+            yield from enumerate(str(docstring.value.value).splitlines(), docstring.lineno)
+        elif isinstance(node, ast.Assert) and node.msg is not None:
+            constants = [each for each in ast.walk(node.msg) if isinstance(each, ast.Constant)]
+            yield from ((each.lineno, each.value) for each in constants if isinstance(each.value, str))
+
+
 def test_few_phrases_sound_translated() -> None:
-    matches = [each for path in READ for each in found(path)]
+    matches = [each for path in READ for each in found(path, enumerate(path.read_text().splitlines(), 1))]
     assert len(READ) > 50 and len(matches) <= PHRASES_MAX, "\n".join([*matches, f"{len(matches)} in all"])
+
+
+def test_few_phrases_in_the_code_sound_translated() -> None:
+    modules = [path for folder in ("aelastic", "tests") for path in sorted(ROOT.glob(f"{folder}/**/*.py"))]
+    matches = [each for path in modules for each in found(path, prose_of(path))]
+    assert len(modules) > 500 and len(matches) <= CODE_PHRASES_MAX, "\n".join([*matches, f"{len(matches)} in all"])
 
 
 @pytest.mark.parametrize("page", [path for path in READ if path.suffix == ".md"], ids=lambda path: path.stem)

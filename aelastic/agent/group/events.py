@@ -138,7 +138,7 @@ class GraceOver(Record):
 
 
 class Drained(Record):
-    """Workers end because they were told to save: that is neither a failure nor a success."""
+    """Workers end because they were asked to save: this is neither a failure nor a success."""
 
     generation: int
     local_ranks: tuple[int, ...]  # workers that must receive the drain signal

@@ -8,7 +8,7 @@ they are being stopped, and the agent waits
 - `COMPUTE_S` while they only compute;
 - `IDLE_S` while they do neither.
 
-Time in which they wait for a CPU counts for neither: on a busy machine they may do nothing else.
+Time in which they wait for a CPU is not counted: on a busy machine they may do nothing else.
 
 A worker is its whole session: a checkpoint that its child or thread writes is its own.  The agent waits for all workers
 of a node together, because one that does nothing may wait for one that writes.  A worker that cannot be observed is

@@ -130,7 +130,7 @@ class Answers:
         return {**_code(shown), "nodes": nodes, **absent}
 
     async def _why(self) -> list[Said]:
-        """Returns why each generation of workers ended; other nodes are asked for their failures and steps."""
+        """Returns why each generation of workers ended; their failures and steps are requested from other nodes."""
         ends = await self._enquiries.own_ends()
         if ends and not any(each["failure"] is None for each in ends) and not self._enquiries.has_steps_elsewhere:
             return ends

@@ -43,7 +43,7 @@ class StartWatch(Observer):
     for a worker that computes nothing meanwhile.  A start is followed for at most `START_LIMIT_S`, and only until its
     workers have computed nothing for half of its time: then nothing is looked at until the next start.
 
-    This is the last observer: so the others, too, receive its events after the start of all workers.
+    This is the last observer, so the others also receive its events after the start of all workers.
 
     Args:
         group: the workers; read, never changed.

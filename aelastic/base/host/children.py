@@ -91,7 +91,7 @@ class ForkedHelper:
 
 
 def pidfd_of(pid: int) -> int | None:
-    """Returns a descriptor that becomes readable when the process ends (`pidfd_open(2)`); `None` if there are none."""
+    """Returns a descriptor that becomes readable when the process ends (`pidfd_open(2)`), or `None`."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):

@@ -47,7 +47,7 @@ class OomWatch:
         return max(0, self._count() - self._at_start)
 
     def limit_bytes(self) -> int | None:
-        """Returns the smallest current limit of the cgroup and those above it; `None` if there is none."""
+        """Returns the smallest current limit of the cgroup and those above it, or `None`."""
         limits = [_number(text_of(path)) for path in self._paths("limit")]  # v2 writes "max" for none
         return min((limit for limit in limits if limit is not None and limit < UNLIMITED_BYTES), default=None)
 

@@ -38,7 +38,7 @@ FILE = "file"
 
 
 class Activity(Record):
-    """What one session has done since the first look; counters only grow."""
+    """The activity of one session since the first look; counters only grow."""
 
     written: int | None  # bytes; `None`: it contains a process of another user, or the kernel does not count
     cpu_s: float

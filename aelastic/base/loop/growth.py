@@ -104,7 +104,7 @@ async def wait_opened(path: str) -> None:
 
 
 def _inotify() -> tuple[ctypes.CDLL, int | None]:
-    """Returns the C library, and an inotify descriptor; `None` if there is none."""
+    """Returns the C library, and an inotify descriptor, or `None`."""
     libc = ctypes.CDLL(None, use_errno=True)
     fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(libc, "inotify_init1") else -1
     return libc, None if fd == -1 else fd

@@ -173,7 +173,7 @@ def check_types(config: object) -> None:
     """Refuses values of a wrong type.
 
     Raises:
-        InputError: a value has the wrong type; says what to use instead.  Or `config` is not a config.
+        InputError: a value has the wrong type; the message names the right one.  Or `config` is not a config.
     """
     for name, rule in _RULES.items():
         try:

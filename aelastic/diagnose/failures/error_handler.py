@@ -81,7 +81,7 @@ class ErrorHandler:
     def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
         """Copies a child's record to this process's error file, and adds the child's exit code.
 
-        A child that a signal ended cannot record its own exit code.  If the file is damaged, the record says so.
+        A child that a signal ended cannot record its own exit code.  The record notes a damaged file.
         """
         data = read_error_file(rootcause_error_file)
         if data is None:
@@ -126,7 +126,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def without_frames_of(modules: Collection[str], frames: TracebackType | None) -> TracebackType | None:
-    """Returns the traceback from the first frame outside these modules; `None` if there is none."""
+    """Returns the traceback from the first frame outside these modules, or `None`."""
     while frames is not None and frames.tb_frame.f_globals.get("__name__") in modules:
         frames = frames.tb_next
     return frames

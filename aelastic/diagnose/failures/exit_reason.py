@@ -144,7 +144,7 @@ def last_line(text: str) -> str:
 
 
 def last_exception(text: str) -> Cause | None:
-    """Returns the exception that ended a process, from the tail of its output; `None` if there is none.
+    """Returns the exception that ended a process, from the tail of its output, or `None`.
 
     The tail may begin in the middle of a traceback, with noise before, between and after its lines.
     """

@@ -266,7 +266,7 @@ def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str,
 
 
 def read_error_file(path: str) -> Json | None:
-    """Returns the content of an error file; `None` if it is missing, damaged, too long, or something else."""
+    """Returns the content of an error file; `None` if it is missing, damaged or too long, or something else."""
     # Opening a FIFO would wait forever for a writer.
     if not os.path.isfile(path):
         return None

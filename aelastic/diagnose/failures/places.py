@@ -69,7 +69,7 @@ class Place(Record):
 
     @property
     def sentence(self) -> str:
-        """What the rank does, worded to follow "does not:"."""
+        """A description of the place that can follow "does not:"."""
         state = "" if self.ended else _STATES.get(self.state, "")
         return ", ".join(each for each in (self.group, state) if each)
 
@@ -78,11 +78,11 @@ class Comparison(Record):
     """The result of comparing all ranks."""
 
     text: str
-    odd: tuple[int, ...] = ()  # ranks to look at; empty if they cannot be told
+    odd: tuple[int, ...] = ()  # ranks to look at; empty if that is unclear
 
 
 def compare(places: Iterable[Place], waited_s: float = 0.0) -> Comparison:
-    """Names the ranks that the others wait for, if they can be told.
+    """Names the ranks that the others wait for, if that is clear.
 
     Args:
         places: the places of all ranks, in any order.
@@ -115,7 +115,7 @@ def _differs(place: Place, most: Sequence[Place]) -> str:
 
 
 def _odd_ones(known: Sequence[Place], *, has_unknown: bool) -> tuple[list[Place], list[Place]]:
-    """Returns the ranks to look at, and the majority; ([], []) if they cannot be told."""
+    """Returns the ranks to look at, and the majority; ([], []) if that is unclear."""
     waiting = [place for place in known if place.collective and not place.ended]
     others = [place for place in known if place not in waiting]
     if others and len(waiting) >= len(others):

@@ -11,7 +11,8 @@ Three rules, each with its own timeout, each off by default:
 - *stuck*: the worker's process was in the same uninterruptible sleep at each look for that long.
 
 A sign is a counter that has grown between two looks, and has the time of the later one: a verdict is never early, and
-at most one interval late.  A sign that cannot be read is no reason for a verdict: a rule without any does not judge.
+at most one interval late.  A sign that cannot be read is never a reason for a verdict: a rule without a
+sign does not judge.
 Time without a look does not count: an agent that was suspended together with its workers continues where it was.
 Nor does time in which a worker waits because it is asked to, for example after it has saved for a drain.
 

@@ -6,7 +6,7 @@ Two sources are asked, one after the other, until one answers:
   even run, and no program is needed;
 - py-spy, a program that reads the memory of any Python.
 
-All processes are looked at at once, and each has an answer within `TIMEOUT_S`: a stack, or why there is none.
+All processes are looked at at once, and each has an answer within `TIMEOUT_S`: a stack, or why not.
 Nothing is left behind, whatever a source does; nothing here raises for what a process or a source does.
 """
 
@@ -58,7 +58,7 @@ class Stack(Record):
 
 
 class NotSeen(Exception):
-    """A source returns no stack; the message says why."""
+    """A source returns no stack; the message gives the reason."""
 
 
 class Tools(Record):
@@ -81,7 +81,7 @@ async def take(targets: Mapping[int, int], tools: Tools, found: dict[int, Stack 
     Args:
         targets: the processes, by local rank.
         tools: what to ask with.
-        found: takes the answers as they come, by local rank: a stack, or why there is none.
+        found: takes the answers as they come, by local rank: a stack, or why not.
     """
     begun = clock.now()
     turns = anyio.CapacityLimiter(AT_ONCE)

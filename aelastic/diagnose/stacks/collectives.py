@@ -58,7 +58,7 @@ class FlightRecorder:
             each.update(names)
 
     async def line(self) -> str:
-        """Makes all ranks write their records; returns a line that says where they are, or "" if there are none."""
+        """Makes all ranks write their records; returns a line that names their place, or "" if there are none."""
         if self._folder is None:
             return ""
         count = 0

@@ -34,7 +34,7 @@ def stacks_of(pid: int) -> tuple[Thread, ...]:
     """Returns the threads of a process that runs the Python of this one, the main one first.
 
     Raises:
-        Unreadable: it runs another Python, or may not be read; the message says which.
+        Unreadable: it runs another Python, or may not be read; the message tells them apart.
     """
     with _looks:  # two at once would start each other's threads between the two that are looked for
         found = _layout()

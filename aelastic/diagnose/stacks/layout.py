@@ -41,7 +41,7 @@ ENCODINGS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 
 
 class Unknown(Exception):
-    """This Python stores its threads and frames in an unknown way; the message says what was not found."""
+    """This Python stores its threads and frames in an unknown way; the message names what is missing."""
 
 
 class Layout(Record):

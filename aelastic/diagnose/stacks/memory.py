@@ -16,7 +16,7 @@ WORD_BYTES = 8
 
 
 class Unreadable(Exception):
-    """Memory cannot be read; the message says why."""
+    """Memory cannot be read; the message gives the reason."""
 
 
 class _Piece(ctypes.Structure):

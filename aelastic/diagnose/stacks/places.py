@@ -46,7 +46,7 @@ def place_of(place: Place, threads: Sequence[Thread]) -> Place:
 
 
 def _collective_in(frames: Sequence[Frame]) -> str:
-    """Returns the outermost collective of a stack; "" if there is none."""
+    """Returns the outermost collective of a stack, or ""."""
     inside = [frame for frame in frames if _is_collective(frame)]
     return inside[-1].function if inside else ""
 

@@ -12,7 +12,7 @@ from aelastic.errors import InputError
 HEALTH_PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"  # of the agent, not passed on to workers
 # Clients are on this host, unless the user chooses otherwise.
 LOOPBACK = "127.0.0.1"
-# Clients wait in the kernel while we are busy; its usual limit (`somaxconn` before Linux 5.4) is no higher.
+# Clients wait in the kernel while we are busy; its usual limit (`somaxconn` before Linux 5.4) is as low.
 BACKLOG = 128
 
 

@@ -96,7 +96,7 @@ class ConnectionLimits:
     async def _attach(self, conn: socket.socket) -> None:
         handler = self._make_handler()
         await attach([conn], lambda: handler)
-        self._since[handler] = clock.now()  # now: a handler without a transport counts as lost
+        self._since[handler] = clock.now()  # now: a handler without a transport is lost
 
     def has_asked(self, handler: Any) -> None:
         """Notes that the request of a connection has arrived."""

@@ -97,7 +97,7 @@ class Cause(Record):
 
     @property
     def host(self) -> str:
-        """The one host that it is about; "" if there is none, or several."""
+        """The one host that it is about, or "", or several."""
         return self.hosts[0] if len(self.hosts) == 1 and self.count <= 1 else ""
 
     @property

@@ -13,7 +13,7 @@ Ranks don't talk to each other about it; their agents do, while training continu
 
 A leader that takes over receives the request again from the node that made it, and freezes again.  A call that was
 named before is named again, unless a rank may be past it.  Without a request it lets the ranks that are held, or have
-saved, continue.  A failure ends the round and the drain with it; the nodes leave all the same.  While no round runs
+saved, continue.  A failure ends the round and the drain with it; the nodes still leave.  While no round runs
 they leave at once, because nothing is lost.
 """
 
@@ -110,7 +110,7 @@ class Crew(Record):
     term: int  # of the leader
     able: tuple[str, ...]  # nodes with which the job can continue
     least: int = 1  # how many of these the job needs
-    rule: str = ""  # if any drain ends the job: the rule of --restart-policy that says so
+    rule: str = ""  # if any drain ends the job: the rule of --restart-policy for that
 
 
 @dataclass(slots=True)
@@ -219,7 +219,7 @@ class Drain(Generic[T]):
         self.aim = Aim(now + within_s, now + within_s + MARGIN_S, cause, Verb.RESTART, at_save=True)
 
     def let_go(self, node_ids: Container[str], now: float) -> list[T]:
-        """Sends the notice to leave, once, to those of these nodes that are to leave."""
+        """Sends the notice to leave, once, to those of these nodes that must leave."""
         nodes = [node_id for node_id in self.leaving if node_id in node_ids and node_id not in self._let_go]
         self._let_go.update(nodes)
         aims = {node_id: self.leaving[node_id] for node_id in nodes}

@@ -5,7 +5,7 @@ The rules are the same for a leader that saw the round end and for one that has 
 1. The end of a round has one **first cause**.  What follows from it costs nothing more.
 2. **A node that is lost or leaves is a cause**, and so is a connection between agents that breaks.  Such a cause is
    free.  A failure within `GRACE_S` before or after it is a victim's: workers fail 20 to 50 ms after a peer is gone,
-   and their agents' reports may come first.  A node counts as lost from its last message on, because a network that
+   and their agents' reports may come first.  A node is lost from its last message on, because a network that
    loses packets may report its end long after its peers have failed.
 3. A failure that a node reports before it leaves is not a victim of its own leaving.
 4. Anything else that ends a round for free (newcomers, a worker group that restarted on its own) is its cause unless a

@@ -6,7 +6,7 @@ It composes `connections.py` (connections, and the nodes behind them), `rdzv.log
 - **One entry at a time.**  When the coordinator changes what the log keeps, an entry with that is proposed.  What
   follows is sent to nodes once it is committed; what they report meanwhile waits.
 - **The cell** of the endpoint is read first, then locked for this term, and renewed three times a lease.
-- **Lease.**  A leader that has not heard from a quorum for a lease steps down, and its side stops its workers.
+- **Lease.**  A leader without contact to a quorum for a lease steps down, and its side stops its workers.
 - A leader that discovers a **higher term** and has a quorum takes a term above it, and keeps its followers.
 """
 
@@ -686,7 +686,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             self._campaign_again(self.term, now, has_listened=True)
 
     def _has_contact(self, now: float) -> bool:
-        """Returns whether this leader has heard from a quorum within a lease."""
+        """Returns whether this leader had contact to a quorum within a lease."""
         committed, node = self.log.node.committed, self.log.node
         if not isinstance(committed, Entry) or self.is_over:
             return True  # no round runs
@@ -705,7 +705,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _are_all_here(self) -> bool:
         """Whether all nodes of the round are connected, and no spare fell silent together with the endpoint.
 
-        A spare that this agent cannot hear may reach the endpoint, and begin the next round without this one.
+        A spare that this agent cannot reach may reach the endpoint, and begin the next round without this one.
         """
         are_connected = all(map(self.connections.is_connected, self.coordinator.roster.participants))
         return are_connected and not self.connections.absent.has_silent_one(since=self.cell.taken_at)

@@ -42,10 +42,10 @@ class LeaderCell:
     stored: m.StoredCell | None = None  # as it was last read or written
     has_read: bool = False  # whether it was
     due: float = -math.inf  # when to read or renew it
-    taken_at: float = -math.inf  # when this leader asked for the last write that the endpoint took
+    taken_at: float = -math.inf  # when this leader requested the last write that the endpoint took
     _asked: Asked | None = None
     _silent_since: float | None = None  # since when the endpoint owes an answer, or fails
-    _words: int = 0  # incarnations that this leader has begun, or has asked for
+    _words: int = 0  # incarnations that this leader has begun, or requested
     _lost_writes: list[Asked] = field(default_factory=list[Asked])  # since the last write that was answered
 
     @property
@@ -94,7 +94,7 @@ class LeaderCell:
         return ev.ReadCell()
 
     def write(self, cell: Cell, at: m.LeaderAt, now: float) -> ev.WriteCell:
-        # Lost writes count as renewals, so this text differs from each of theirs.
+        # Lost writes are counted as renewals, so this text differs from each of theirs.
         written = m.StoredCell(cell.replace(renewals=cell.renewals + len(self._lost_writes)), at)
         self._ask(written, now, self.lease_s / 3)
         return ev.WriteCell(written)
@@ -123,7 +123,7 @@ class LeaderCell:
         return asked
 
     def on_failed(self, now: float, *, must_read: bool) -> None:
-        """Notes that there is no answer."""
+        """Notes the lack of an answer."""
         asked, self._asked = self._asked, None
         if asked is not None:
             if asked.written is not None:

@@ -1,7 +1,7 @@
 """Events and actions of the leader core: what happened to connections and the cell, and what to do.
 
-Every action says what answers it.  Connections have numbers that are never used twice.  One question to the endpoint is
-open at a time.
+The docstring of an action names its answer.  Connections have numbers that are never used twice.  One question to the
+endpoint is open at a time.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Configuration(NamedTuple):
     """Who decides on an entry.
 
     Args:
-        voters: nodes.  If there are none, the endpoints decide alone: several endpoints, etcd, `static`.
+        voters: nodes.  Without any, the endpoints decide alone: several endpoints, etcd, `static`.
         incarnations: one for each endpoint; "" for an endpoint that has never answered.
     """
 

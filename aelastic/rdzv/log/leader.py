@@ -42,7 +42,7 @@ from aelastic.rdzv.log.node import (
 )
 from aelastic.rdzv.log.votes import Mandate, Votes
 
-# More terms than agents count to before the endpoint hears of one of them.
+# More terms than agents count to before the endpoint learns of one of them.
 UNSEEN_TERMS = 1_000
 
 
@@ -51,7 +51,7 @@ class Follower(Record):
 
     Args:
         status: its last status.
-        is_open: its connection is open.  The status from a closed connection still counts as a vote.
+        is_open: its connection is open.  The status from a closed connection is still a vote.
         has_plan: the current plan is in the kernel's hands.
         is_welcomed: some plan has been, on this connection, in this term or an earlier one.
     """
@@ -136,7 +136,7 @@ def step_down(leader: Leader) -> Node:
     """Returns what remains of a leader that stops leading, once the messages of `farewells` are sent."""
     lost = lost_entry(leader)
     if lost is not None and leader.node.accepted is None:
-        return leader.node.replace(committed=lost)  # nothing has been proposed in its place
+        return leader.node.replace(committed=lost)  # nothing was proposed instead
     return leader.node
 
 
@@ -338,7 +338,7 @@ def must_begin_again(leader: Leader, view: View) -> bool:
 
 
 def is_of_log(leader: Leader, view: View) -> bool:
-    """Returns whether an endpoint's memory belongs to the leader's log: the cell or the committed entry says so."""
+    """Returns whether an endpoint's memory belongs to the leader's log: by the cell or the committed entry."""
     committed = leader.node.committed
     is_known = isinstance(committed, Entry) and view.incarnation in committed.incarnations
     return is_known or view.log == log_of(committed)
@@ -372,7 +372,7 @@ def newest_committed(leader: Leader) -> EntryRef | None:
 
 
 def last_words(leader: Leader) -> tuple[Status, ...]:
-    """Phase 1: the last statuses of followers that have ended count as well."""
+    """Phase 1: the last statuses of followers that have ended also count."""
     return tuple(each.status for each in leader.node.ended_followers)
 
 
@@ -424,7 +424,7 @@ def may_found_beside(leader: Leader, heard: EntryId) -> bool:
 def adopted(leader: Leader) -> Entry | None:
     """Adoption: the accepted entry of the highest term that follows the committed one: it may have been committed.
 
-    After a recovery without a lost entry, only a newer one: an older one was not committed in its place.
+    After a recovery without a lost entry, only a newer one: an older one was not committed instead.
     """
     found = [view.accepted for view in own_views(leader) if view]
     if leader.node.committed is not None:  # only the endpoints agree on a founding
@@ -476,7 +476,7 @@ def _votes(
 
 
 def replaced(leader: Leader) -> frozenset[str]:
-    """Replaced: nodes that are gone, because another agent has come in their place."""
+    """Replaced: nodes that are gone, because another agent has replaced them."""
     statuses = [each.status for each in leader.followers.values()]
     return frozenset({*leader.node.replaces, *(name for status in statuses for name in status.replaces)})
 

@@ -82,7 +82,7 @@ class Node(Record):
         ended: leaders whose end it has read; only voters of `committed`.
         ended_followers: those whose end it has read while it led; only voters of `committed`.  It speaks for them, even
             after it has stopped leading.
-        replaces: nodes that are gone: this agent has come in their place, or has read their end without a vote.
+        replaces: nodes that are gone: this agent has replaced them, or has read their end without a vote.
         failures: those of its workers.
     """
 

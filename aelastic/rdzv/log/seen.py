@@ -1,4 +1,4 @@
-"""What an agent has seen of the endpoint's cell: a living leader renews it."""
+"""An agent's view of the endpoint's cell: a living leader renews it."""
 
 from __future__ import annotations
 

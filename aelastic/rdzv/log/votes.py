@@ -2,7 +2,7 @@
 
 A configuration with n voters and one endpoint has 2n + 1 votes: two for each node, and one for the endpoint, which
 breaks ties.  More than half of them decide.  Because nothing is on disk, a process that ends would take its vote with
-it.  Rules 5a, 5b and 5c say when the vote still counts as it was at that moment, because a living node knows all that
+it.  By rules 5a, 5b and 5c its last vote still counts, because a living node knows all that
 the process had accepted.
 """
 

@@ -1,6 +1,7 @@
 """The phases of a member, its events, and its actions.
 
-Every action says which event answers it.  A connection has a number; events of an earlier connection change nothing.
+The docstring of an action names the event that answers it.  A connection has a number; events of an earlier one change
+nothing.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class Campaign(Record):
         gone: tokens of leaders that have ended, or have said goodbye.
         seen: the cell, as last seen.
         silent: the token of the leader that was lost after a lease of silence.
-        job_before: the log of a job that is over, which the cell may still hold; "" if there is none.
+        job_before: the log of a job that is over, which the cell may still hold, or "".
     """
 
     node: Node

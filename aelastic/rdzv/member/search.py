@@ -14,7 +14,7 @@ READ_AGAIN_S = 0.25
 NOTE_INTERVAL_S = 10.0
 # The pause before a leader that cannot be followed is asked again doubles each time, up to this.
 BACK_OFF_MAX_S = 4.0
-# After this long without distrust, the next reason for it counts as the first again.
+# After this long without distrust, the next reason for it is the first again.
 TRUST_AGAIN_S = 30.0
 
 

@@ -1,4 +1,4 @@
-"""Whether a leader's claims can be true, judged by this agent's settings and by what its node knows.
+"""Whether a leader's claims can be true, judged from this agent's settings and the knowledge of its node.
 
 The story behind it: a program that can write to the endpoint names itself as leader, and claims that a lease lasts 0 s,
 or that nodes of a term that never existed have a vote.  It goes away, but its claims would remain: no lease is kept,

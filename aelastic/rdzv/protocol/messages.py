@@ -343,7 +343,7 @@ class Compared(Record):
 
     round: int
     text: str
-    odd: tuple[int, ...]  # ranks that the others wait for; empty if that cannot be told
+    odd: tuple[int, ...]  # ranks that the others wait for; empty if that is unclear
     is_stopped: bool  # these must be stopped, and have failed
     waited_s: float = 0.0  # how long the job has stood still
     number: int = 0  # of the question that this answers

@@ -1,4 +1,4 @@
-"""The handshakes of an agent's connections; there are none if the job has no secret."""
+"""The handshakes of an agent's connections; a job without a secret has none."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Stream(asyncio.Protocol):
         listener: called for each message, for a part of one, once for garbage, and once at the end.
         words: the messages that the other end may send: `codec.UPWARD` or `codec.DOWNWARD`.
         on_open: called when there is a connection.
-        proof: the handshake that must succeed before a message is read or sent; `None`: there is none.
+        proof: the handshake that must succeed before a message is read or sent, or `None`.
         on_proved: called when it has succeeded.
 
     Attributes:

@@ -192,7 +192,7 @@ class EtcdStore(Store):
             understand: may raise `Elsewhere`, so that the next endpoint is asked; anything else is for the caller.
 
         Raises:
-            RendezvousConnectionError: none of them answers; says why for each.
+            RendezvousConnectionError: none of them answers; with a reason for each.
             NoSuchApiError: an etcd answers, but does not know the path.
             RendezvousStateError: a server answers, but it is not etcd.
             InputError: only one side wants TLS, or one does not trust the other.

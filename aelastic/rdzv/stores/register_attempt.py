@@ -15,7 +15,7 @@ class Basis(Record):
     """The basis of a try.
 
     Args:
-        vote: the newest vote; `None`: there is none.
+        vote: the newest vote, or `None`.
         voters: the stores that count.
         needed: how many of them must be locked.
         is_first: there is no majority of members: all stores begin new lives, except those that a try for a first vote
@@ -157,7 +157,7 @@ class Attempt:
         # it may have written its vote in another store by now, and that vote names this life.
         if cell is not None and store in basis.voters and (not basis.is_first or basis.vote is None):
             return cell.replace(promised=self.ballot)
-        # A new life.  The basis written to this store does not count, but shows that there is one.
+        # A new life.  The basis written to this store does not count, but shows its existence.
         return Cell(self.ballot, self.ballot, cell.vote if cell and basis.is_first else basis.vote)
 
     def next_vote(self) -> Vote:

@@ -1,6 +1,6 @@
 """The stores `static`: node rank 0 leads, and announces it in the store that its agent serves for the workers.
 
-There is no election: the command lines say which node is which.  Node 0 keeps the cell in its own memory, and copies it
+Nobody is elected: the command lines number the nodes.  Node 0 keeps the cell in its own memory, and copies it
 into each round's new TCPStore at `--master-addr:--master-port`.  The other nodes connect to these one after another.
 """
 

@@ -36,7 +36,7 @@ class Store(ABC):
 
     @abstractmethod
     async def get(self) -> bytes:
-        """Returns the text of the cell; empty if there is none."""
+        """Returns the text of the cell, or ""."""
 
     @abstractmethod
     async def compare_set(self, expected: bytes, new: bytes) -> bytes:

@@ -27,11 +27,11 @@ PAUSE = "raise each timeout that a pause of a few seconds exceeds"
 
 
 class CannotError(Exception):
-    """The undisturbed run cannot be compared with; the message says why."""
+    """The undisturbed run cannot be compared with; the message gives the reason."""
 
 
 class AstrayError(Exception):
-    """A run did not reach the step of the fault; the message says why."""
+    """A run did not reach the step of the fault; the message gives the reason."""
 
 
 class Rehearsals:

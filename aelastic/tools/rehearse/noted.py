@@ -12,7 +12,7 @@ SAME = 1e-6  # relative: to six digits
 
 
 class Habit(NamedTuple):
-    """What a script does that breaks its recovery in place, or may."""
+    """A habit of a script that breaks its recovery in place, or may."""
 
     habit: str  # its name in `notes`
     where: str  # in the script, as `train.py:12`; empty if it is not known

@@ -37,7 +37,7 @@ class Chart:
 
     data: Json
     notes: tuple[str, ...]
-    marks: tuple[tuple[str, str], ...]  # the signs that occur, and what they stand for
+    marks: tuple[tuple[str, str], ...]  # the signs that occur, and their meaning
 
 
 def chart_of(story: Story) -> Chart:

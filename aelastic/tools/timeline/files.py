@@ -63,7 +63,7 @@ def read_all(paths: Iterable[Path], show: Show | None = None) -> list[Log]:
     """Returns the logs in files and folders; a file that is named twice is read once.
 
     Args:
-        show: called now and then with a line that says how much has been read.
+        show: called now and then with a line about the progress.
 
     Raises:
         InputError: one cannot be read, is of another version, or has no log in it.

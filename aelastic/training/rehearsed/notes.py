@@ -61,7 +61,7 @@ def note(kind: str, **fields: Any) -> None:
 def place_in_script() -> tuple[str, bool]:
     """Returns where in the script the caller was called, as `train.py:12`, and whether no library is in between.
 
-    The standard library does not count as one.  Without code of the script, the place is that in a library other than
+    The standard library is not one.  Without code of the script, the place is that in a library other than
     torch and this package.
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  as `inspect` does

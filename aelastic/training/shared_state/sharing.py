@@ -1,4 +1,4 @@
-"""How all ranks come to the newest whole step: who has what, who sends it to whom, and whether all then have the same.
+"""How all ranks get the newest whole step: which rank has it, which ranks receive it from where, and whether all agree.
 
 Each rank claims a step, or two: see `vote`.  The newest step that all survivors have wins, otherwise the newest that
 every replica group has.  The lowest rank of a group that has it sends it to the others of the group.  If a group has no

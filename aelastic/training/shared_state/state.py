@@ -87,7 +87,7 @@ class State:
 
 
 class Received:
-    """The state of another rank on its way into these objects: `tensors` are to be filled, then `load` called."""
+    """The state of another rank on its way into these objects: fill its `tensors`, then call `load`."""
 
     def __init__(self, packed: bytes, objects: Sequence[Any]) -> None:
         """Uses the objects' own tensors if they fit, so that they need no more memory."""

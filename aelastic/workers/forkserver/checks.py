@@ -152,7 +152,7 @@ def _value_at(module: str, name: str) -> Any:
 class WatchedEnviron(os._Environ):  # type: ignore[type-arg]  # noqa: SLF001  its class is the only way to see reads of it
     """`os.environ` that remembers which variables were read.
 
-    A copy of the whole environment does not count as reading its variables.
+    Copying the whole environment is not reading its variables.
     """
 
     read: set[str] = set()  # noqa: RUF012  one for the process

@@ -5,7 +5,7 @@ it waits for, reaps and signals it the same way, and nothing depends on the fork
 
 This bypasses the C library, so three parts of its `fork()` are done here, and two are not possible.  The kernel updates
 the thread's id that the C library keeps (`CLONE_CHILD_SETTID`, at the address that glibc's own `fork` passes).  The
-kernel is told again where the C library lists the robust mutexes that the thread holds (`set_robust_list(2)`): it
+kernel learns again where the C library lists the robust mutexes that the thread holds (`set_robust_list(2)`): it
 unlocks them when the process is killed, and forgets the list in each child.  Python's own hooks run.  `pthread_atfork`
 handlers do not run, and locks of the C library are not taken: so there may be only one thread, which `checks` ensures.
 

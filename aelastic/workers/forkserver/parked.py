@@ -25,7 +25,7 @@ LENGTH_MAX = 65536
 
 
 class NoAnswerError(Exception):
-    """The process does not become a worker; the message says why."""
+    """The process does not become a worker; the message gives the reason."""
 
 
 class Parked:

@@ -65,7 +65,7 @@ class Template:
 
 
 class Refused(Exception):
-    """This process cannot be the requested worker; the message says why."""
+    """This process cannot be the requested worker; the message gives the reason."""
 
 
 def wait_and_run(gate: socket.socket, template: Template) -> None:

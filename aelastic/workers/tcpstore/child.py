@@ -278,7 +278,7 @@ class StoreProcess:
             tasks.start_soon(wait, anyio.wait_writable)
 
     async def ask(self, do: str, *descriptors: int, timeout_s: float, **arguments: Any) -> Any:
-        """Makes the child carry out a command, and starts one if there is none.
+        """Makes the child carry out a command, and starts one if need be.
 
         Args:
             do: the command.

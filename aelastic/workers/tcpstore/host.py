@@ -9,7 +9,7 @@ round is ever read, and the port cannot be taken by another process in between.
 If the agents also meet at this store (`--rdzv-backend static`), they do so before there is a round: then it is
 served from `open` on, and holds the preset keys.
 
-If no store can be served, a warning says so, and the port is closed: workers that need it fail by themselves,
+If no store can be served, a warning is logged, and the port is closed: workers that need it fail by themselves,
 others never notice.
 """
 

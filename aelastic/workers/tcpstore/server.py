@@ -42,7 +42,7 @@ from typing import Any
 
 # How long a served store waits for a key if its client sets no timeout; torch's default.
 TIMEOUT = timedelta(seconds=300)
-# Commands and answers travel in pieces that a socket takes at once; the first byte of each says whether it is the last.
+# Commands and answers travel in pieces that a socket takes at once; the first byte of each marks the last one.
 PIECE_BYTES = 64 * 1024
 MORE, LAST = b"+", b"."
 # Only the beginning of a longer value, which no agent wrote, is sent.
@@ -309,7 +309,7 @@ QUESTIONS = {"get", "set", "compare_set"}
 
 
 def ask(store: Any, do: str, key: str, **arguments: Any) -> str | None:
-    """Returns a value in base64, since it may be any bytes; `None` if there is none."""
+    """Returns a value in base64, since it may be any bytes, or `None`."""
     if store is None:
         raise RuntimeError("there is no store")
     if isinstance(store, lines_class()):
