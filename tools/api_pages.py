@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from core_pages import core_slug
-from machines import is_core
+from cores import is_core
 from markdown import code, lines, table
 from sources import Source, fields_of, find, methods_of, source
 
@@ -118,9 +117,7 @@ def _class(module: Source, cls: ast.ClassDef, imported_from: str) -> str:
     text, arguments, others = _sections(cls)
     parts = [f"### {cls.name}", f"`{imported_from}.{cls.name}`{base}", text]
     if is_core(cls):
-        return lines(
-            *parts, f"A core: [its phases and events](../development/cores/{core_slug(cls.name)}.md)."
-        ).rstrip()
+        return lines(*parts, f"A core: its phases and events are in [`{module.file}`](../../{module.file}).").rstrip()
     if ENUMS & {each.rpartition(".")[2] for each in bases}:
         members = [stmt for stmt in cls.body if isinstance(stmt, ast.Assign)]
         parts.append(table(("", ""), [(code(ast.unparse(each)), module.comment_of(each)) for each in members]))

@@ -10,14 +10,12 @@ from collections.abc import Callable
 
 import api_pages
 import cli_page
-import core_pages
 import layers
 import metrics_page
 import troubleshooting_page
 from sources import ROOT
 
 MAKERS: tuple[Callable[[], dict[str, str]], ...] = (
-    core_pages.pages,
     api_pages.pages,
     cli_page.pages,
     metrics_page.pages,
@@ -32,26 +30,16 @@ def stale_pages(makers: tuple[Callable[[], dict[str, str]], ...] = MAKERS) -> di
     return {path: text for path, text in pages.items() if _text_at(path) != text}
 
 
-def forgotten_pages() -> list[str]:
-    """Pages of cores that are no more."""
-    made = core_pages.pages()
-    found = [path.relative_to(ROOT).as_posix() for path in (ROOT / core_pages.FOLDER).glob("*.md")]
-    return sorted(set(found) - set(made))
-
-
 def main() -> int:
-    stale, forgotten = stale_pages(), forgotten_pages()
+    stale = stale_pages()
     if "--check" in sys.argv[1:]:
-        for path in [*stale, *forgotten]:
+        for path in stale:
             print(f"{path} is stale: run `make docs`")
-        return 1 if stale or forgotten else 0
+        return 1 if stale else 0
     for path, text in stale.items():
         (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / path).write_text(text)
         print(f"{path} is written")
-    for path in forgotten:
-        (ROOT / path).unlink()
-        print(f"{path} is removed: its core is no more")
     return 0
 
 

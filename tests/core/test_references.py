@@ -7,13 +7,11 @@ import re
 import tomllib
 from pathlib import Path, PurePath
 
-import core_pages
 import pytest
 from package_metadata import for_index
 from sources import ROOT, source
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.md")])
-GENERATED = ROOT / core_pages.FOLDER  # they name modules next to theirs
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#([\w-]+))?\)")
 # `logs/lines.py`, `procs.py:LocalWorkers.wait`, `aelastic/errors.py`, `tests/core`, `make test`
 MODULE = re.compile(r"`((?:[\w.]+/)*[\w]+\.py)(?::(\w+)(?:\.(\w+))?)?`")
@@ -26,7 +24,6 @@ def each(pattern: re.Pattern[str]) -> list[tuple[str, tuple[str, ...]]]:
     found = [
         (page.relative_to(ROOT).as_posix(), tuple(part or "" for part in match.groups()))
         for page in PAGES
-        if not page.is_relative_to(GENERATED)
         for match in pattern.finditer(page.read_text())
     ]
     return sorted(set(found))

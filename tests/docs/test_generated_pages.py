@@ -1,19 +1,14 @@
-"""Pages generated from the code: what the reader of cores finds, and what it rejects."""
+"""Pages generated from the code, and what is read from the text of cores."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
-import core_pages
 import generate_docs
 import metrics_page
-import pytest
-from machines import Core, invariants_of, read_core
+from cores import all_cores, invariants_of
 from sources import ROOT, Source, methods_of, own_method
-from ways import UndecidedError
-
-FIELDS_MAX = 15  # per core
 
 LAMP = '''
 """A lamp."""
@@ -79,7 +74,7 @@ class Lamp(Machine[Event, Action]):
 
 
 def test_no_page_is_stale() -> None:
-    assert [*generate_docs.stale_pages(), *generate_docs.forgotten_pages()] == [], "run `make docs`"
+    assert [*generate_docs.stale_pages()] == [], "run `make docs`"
 
 
 def test_a_duration_in_the_reference_of_metrics_is_not_called_a_point_in_time() -> None:
@@ -88,38 +83,8 @@ def test_a_duration_in_the_reference_of_metrics_is_not_called_a_point_in_time() 
     assert "| `aelastic_phase_start_time_seconds` | gauge | s since 1970 |" in page
 
 
-def core_of(text: str) -> Core:
-    return read_core(Source("lamp", ROOT / "lamp.py", text), "Lamp")
-
-
-def test_a_pair_is_an_act_a_note_an_ignored_event_or_impossible() -> None:
-    page = core_pages.page(core_of(LAMP))
-    assert "| [`Press`](#press) | → ON | → OFF | – |" in page
-    assert "| [`Break`](#break) | → BROKEN | → BROKEN | ignores |" in page
-    assert "| `OFF` | → ON; `Light`: the first press |" in page
-    assert "| `ON` | if `self.count == 3`: → OFF<br>otherwise: ignores it: it shines already |" in page
-
-
-def test_a_page_shows_phases_transitions_fields_and_invariants() -> None:
-    page = core_pages.page(core_of(LAMP))
-    assert "| `OFF` | dark |" in page
-    assert "[*] --> OFF" in page and "OFF --> ON: Press" in page and "ON --> OFF: Press" in page
-    assert "| `count` | `int` | of presses |" in page
-    assert "- presses are counted up: `self.count >= 0`" in page
-
-
-@pytest.mark.parametrize(
-    "case",
-    ["            case Phase.BROKEN:\n                raise self._impossible(event)\n", "            case Break():\n"],
-)
-def test_a_pair_that_no_case_decides_is_refused(case: str) -> None:
-    undecided = LAMP.replace(case, "").replace("                return self._on_break(event)\n" * ("Break" in case), "")
-    with pytest.raises(UndecidedError, match=r"Lamp: (Press|Break) in phase (BROKEN|OFF) is not decided"):
-        core_of(undecided)
-
-
 def test_the_reader_imports_nothing_of_the_package() -> None:
-    for path in Path(core_pages.__file__).parent.glob("*.py"):
+    for path in Path(generate_docs.__file__).parent.glob("*.py"):
         if path.name in {"cli_page.py", "metrics_page.py"}:  # tables of values, made without torch and without a loop
             continue
         assert "\nfrom aelastic" not in path.read_text() and "\nimport aelastic" not in path.read_text()
@@ -168,16 +133,7 @@ def test_a_handler_that_the_type_checker_cannot_prove_complete_is_found() -> Non
 
 
 def test_a_core_proves_that_each_pair_of_phase_and_event_is_decided() -> None:
-    for module, cls in core_pages.all_cores():
+    for module, cls in all_cores():
         assert unproven(cls) == [], cls.name
         invariants = invariants_of(module, cls)
         assert invariants and all(sentence for _, sentence in invariants), cls.name
-
-
-def test_what_a_core_ignores_has_a_reason_and_all_else_is_explained() -> None:
-    for module, cls in core_pages.all_cores():
-        core = read_core(module, cls.name)
-        silent = {pair for pair, ways in core.ways.items() for way in ways if way.is_ignored and not way.note}
-        assert not silent, f"{cls.name}: give the reason in a comment: `return []  # …`"
-        named = [*core.phases.items(), *core.events, *core.actions]
-        assert [name for name, text in named if not text] == [], cls.name
