@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aelastic.agent.open_files import files_for_connections
 from aelastic.base.loop import clock
@@ -12,6 +12,9 @@ from aelastic.rdzv.registry import AgentContext, InProcessLink, Link, factory_of
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.single_node import SingleNode
 from aelastic.spec import WorkerSpec
+
+if TYPE_CHECKING:
+    from aelastic.rdzv.torch_handler_link import TorchHandlerLink
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +29,7 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
     if spec.rdzv_handler is not None:
         from aelastic.rdzv.lent_handler import lent
 
-        return _torch_handler_link(spec, policy, lent(spec.rdzv_handler).borrowed)
+        return torch_handler_link(spec, policy, lent(spec.rdzv_handler).borrowed)
     if settings is None:
         # No store keeps a term, so the clock makes the number of a round rise over all starts of the job.
         return InProcessLink(SingleNode(policy, clock.wall_ms()))
@@ -34,7 +37,7 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
         from aelastic.rdzv.torch_handler_link import handler_opener
 
         opener = handler_opener(settings.backend, settings, around.run_id)
-        return _torch_handler_link(spec, policy, opener)
+        return torch_handler_link(spec, policy, opener)
     from aelastic.rdzv.agent_link import AgentLink
     from aelastic.rdzv.protocol.secret_file import SecretFile
     from aelastic.rdzv.stores.endpoint_cell import EndpointCell
@@ -45,7 +48,8 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
     return AgentLink(cell, settings, around.run_id, node_id, policy, files_for_connections(spec), secret)
 
 
-def _torch_handler_link(spec: WorkerSpec, policy: RestartPolicy, open_handler: Callable[[], Any]) -> Link:
+def torch_handler_link(spec: WorkerSpec, policy: RestartPolicy, open_handler: Callable[[], Any]) -> TorchHandlerLink:
+    """Returns the link of an agent that meets the others by a torch rendezvous handler."""
     from aelastic.rdzv.torch_handler_link import TorchHandlerLink
 
     is_named = spec.rdzv is not None  # torchrun does not set an address in its spec either, for a named back end

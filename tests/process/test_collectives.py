@@ -47,7 +47,7 @@ HANGS = ("--hang-timeout=1", "--hang-signals=output")
 # In an agent: only workers that report it can hang.  Until then they may be starting, which is slow on a busy machine.
 ONLY_WHO_SAYS_SO = """
 import os, time
-from aelastic.diagnose.hangs import activity
+from aelastic.agent.watches import activity
 from aelastic.diagnose.stacks import collectives
 collectives.TIMEOUT_S = 20.0  # for ranks to write in, who all do
 sizes_of = activity.sizes_of

@@ -25,7 +25,7 @@ GOES_ON = 2.25 * TIMEOUT_S
 # the first one found would end the others, or be found because it started late.
 TOGETHER = """
 import os
-from aelastic.diagnose.hangs import activity
+from aelastic.agent.watches import activity
 
 class Table(activity.ProcTable):
     def __call__(self, places, rules):
@@ -218,7 +218,7 @@ def test_a_worker_that_hangs_on_one_node_restarts_all_nodes_once(launch: Launche
 DEAD_DISK = """
 import time
 from aelastic.agent import postmortem
-from aelastic.diagnose.hangs import activity
+from aelastic.agent.watches import activity
 from aelastic.logs.run_logs import RunLogs
 
 activity.MEASURE_TIMEOUT_S = postmortem._READ_TIMEOUT_S = 0.1
@@ -237,7 +237,7 @@ def test_a_file_system_that_hangs_does_not_keep_a_hung_worker_from_being_stopped
 # An agent that sees its workers in uninterruptible sleep, once the file exists.
 STUCK = f"""
 import os
-from aelastic.diagnose.hangs import activity
+from aelastic.agent.watches import activity
 from aelastic.diagnose.hangs.hang_rules import Sample
 
 os.environ["{STUCK_VARIABLE}"] = "1"

@@ -156,7 +156,7 @@ over.set()
 def refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPUs that were chosen are taken away before the workers start."""
 
-    async def found(spec: WorkerSpec, environ: Mapping[str, str]) -> dict[int, frozenset[int]]:
+    async def found(*_: Any, **__: Any) -> dict[int, frozenset[int]]:
         return {0: frozenset({NO_CPU})}
 
     monkeypatch.setattr(topology, "cpus_of_workers", found)

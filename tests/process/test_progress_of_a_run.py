@@ -30,10 +30,10 @@ if rank == 0:
 """
 # In the agent: it looks and posts often, with limits that a busy machine does not reach.
 EAGER = """
-from aelastic.agent import watches
+from aelastic.agent.watches import progress
 from aelastic.observe.export import trainer
-watches.LOOK_INTERVAL_S = trainer.INTERVAL_S = 0.1
-watches.CATCH_UP_S = trainer.REQUEST_TIMEOUT_S = trainer.LAST_TIMEOUT_S = trainer.TrainerStatus.close_timeout_s = 60.0
+progress.LOOK_INTERVAL_S = trainer.INTERVAL_S = 0.1
+progress.CATCH_UP_S = trainer.REQUEST_TIMEOUT_S = trainer.LAST_TIMEOUT_S = trainer.TrainerStatus.close_timeout_s = 60.0
 """
 # Each attempt prints its steps at once, the last one in an unfinished progress bar, and fails.
 FAILS = """

@@ -122,7 +122,7 @@ async def end_of(death: Death, folder: Path) -> End:
 def test_each_death_has_its_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The jobs run concurrently in this process."""
     # The last output of a worker is read and searched, however busy the machine is.
-    for limit in ("agent.watches.CATCH_UP_S", "agent.postmortem._READ_TIMEOUT_S", "host.patterns.ALL_S"):
+    for limit in ("agent.watches.progress.CATCH_UP_S", "agent.postmortem._READ_TIMEOUT_S", "base.host.patterns.ALL_S"):
         monkeypatch.setattr(f"aelastic.{limit}", DEADLINE_S)
 
     async def main() -> list[End]:

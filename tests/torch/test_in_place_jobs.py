@@ -24,7 +24,7 @@ WARNING = "with --max-restarts 0, the first failure ends the job"
 # for each other at the start, and for the replacement later.
 TOGETHER = f"""
 import os
-from aelastic.diagnose.hangs import activity
+from aelastic.agent.watches import activity
 
 class Table(activity.ProcTable):
     def __call__(self, places, rules):

@@ -19,6 +19,7 @@ from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, ran
 from kit.ports import quiet_port
 from kit.waiting import DEADLINE_S
 
+from aelastic.agent.link import torch_handler_link
 from aelastic.base.loop.mailbox import Mailbox
 from aelastic.errors import (
     InputError,
@@ -116,14 +117,8 @@ async def agent_with(
     handler: Callable[[], Any] | Handler, role: str = "default", workers: int = 2, **options: Any
 ) -> AsyncIterator[Agent]:
     spec = WorkerSpec(entrypoint="train.py", **{"monitor_interval": 0.01, "max_restarts": 1, **options})
-    link = TorchHandlerLink(
-        (lambda: handler) if isinstance(handler, Handler) else handler,
-        RestartPolicy(spec.max_restarts),
-        monitor_interval_s=spec.monitor_interval,
-        exit_barrier_timeout_s=spec.exit_barrier_timeout_s,
-        master_addr=spec.master_addr,
-        master_port=spec.master_port,
-    )
+    open_handler = (lambda: handler) if isinstance(handler, Handler) else handler
+    link = torch_handler_link(spec, RestartPolicy(spec.max_restarts), open_handler)
     agent = Agent(link, Mailbox(), m.Node("us", "here", role, workers, "localhost", 1))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(link.run, agent.mailbox.post)
