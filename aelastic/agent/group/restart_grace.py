@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import TypeAlias, assert_never
 
-from aelastic.base.machine import DeadlinePassed, Machine, Story
+from aelastic.base.machine import DeadlinePassed, Machine, Trace
 from aelastic.base.record import Record
 from aelastic.diagnose.failures.places import ranks_in_words
 
@@ -143,7 +143,7 @@ class RestartGrace(Machine[Event, Action]):
     deadline: float | None = None
     _looked_at: float = 0.0
     _lives: dict[int, _Life] = field(default_factory=dict[int, _Life])  # by local rank
-    _story: Story = field(default_factory=Story)
+    _trace: Trace = field(default_factory=Trace)
 
     def __post_init__(self) -> None:
         self._looked_at = self.stopped_at

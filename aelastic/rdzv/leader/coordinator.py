@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from aelastic.base.machine import Machine, Story
+from aelastic.base.machine import Machine, Trace
 from aelastic.rdzv.decisions.cause import Cause, CauseKind
 from aelastic.rdzv.decisions.decision import next_round
 from aelastic.rdzv.leader import coordinator_events as ev
@@ -51,7 +51,7 @@ class Coordinator(Machine[ev.Event, Send]):
     version: int = 0  # of the state that the log must keep; rises with each change
     _begun: Round | None = None  # the last round
     _asks: dict[str, tuple[r.Ask, float]] = field(default_factory=dict[str, tuple[r.Ask, float]])  # accepted, and when
-    _story: Story = field(default_factory=Story)
+    _trace: Trace = field(default_factory=Trace)
 
     def __post_init__(self) -> None:
         self.forming, self.newcomers = Forming(self.rules, self.policy), Newcomers(self.rules, self.roster)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import assert_never
 
-from aelastic.base.machine import Machine, Story
+from aelastic.base.machine import Machine, Trace
 from aelastic.rdzv.decisions.cause import CauseKind
 from aelastic.rdzv.leader import leader_events as ev
 from aelastic.rdzv.leader.connections import Connections
@@ -110,7 +110,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     _agreed: EntryId | None = None  # the last entry that the coordinator's state is based on
     _held: list[Send] = field(default_factory=list[Send])  # what follows from the proposal
     _has_spares: bool = False  # as sent to all nodes
-    _story: Story = field(default_factory=Story)
+    _trace: Trace = field(default_factory=Trace)
 
     def __post_init__(self) -> None:
         self._heartbeat_at = self._seeks_since = self.started

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 from zlib import crc32
 
-from aelastic.base.machine import Machine, Story
+from aelastic.base.machine import Machine, Trace
 from aelastic.rdzv.decisions.cause import Cause, CauseKind
 from aelastic.rdzv.log import node as following
 from aelastic.rdzv.log.entries import Entry, log_of
@@ -99,7 +99,7 @@ class Member(Machine[Event, Action]):
     _job_before: str = ""  # the log of a job that is over, for example if a scheduler requeues one under its id
     _led_here: tuple[m.LeaderAt, int] | None = None  # the leader in this agent, and its term
     _names: int = 0  # how many times it has joined another log
-    _story: Story = field(default_factory=Story, compare=False)
+    _trace: Trace = field(default_factory=Trace, compare=False)
 
     def __post_init__(self) -> None:
         self.log = Node(self.node_id)

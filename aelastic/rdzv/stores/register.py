@@ -51,7 +51,7 @@ from enum import StrEnum, auto
 from typing import assert_never
 from zlib import crc32
 
-from aelastic.base.machine import Machine, Story
+from aelastic.base.machine import Machine, Trace
 from aelastic.rdzv.stores import register_events as ev
 from aelastic.rdzv.stores.register_attempt import Attempt, Basis
 from aelastic.rdzv.stores.register_cells import Ballot
@@ -96,7 +96,7 @@ class Register(Machine[ev.Event, ev.Action]):
     deadline: float | None = None
     is_known: bool = False  # a vote was seen or written, at any time
     highest: int = 0  # the highest number of a ballot that was seen
-    _story: Story = field(default_factory=Story)
+    _trace: Trace = field(default_factory=Trace)
     _asked: ev.Asked = field(default_factory=ev.Asked)
     _until: float = 0.0  # the limit of the operation
     _step: int = 0  # counts the steps of all tries: answers to an earlier one are void
