@@ -24,7 +24,7 @@ from aelastic.tools.rehearse.cases import SHARE, CannotError, Rehearsals
 from aelastic.tools.rehearse.files import FOLDER, RESULT, Files
 from aelastic.tools.rehearse.judging import Judged
 from aelastic.tools.rehearse.noted import Habit
-from aelastic.tools.rehearse.play import Play, Script
+from aelastic.tools.rehearse.trial import Script, Trial
 
 EXIT_CANNOT = 3
 VERDICT_COLOURS = {"ok": Colour.GOOD, "FAIL": Colour.BAD}
@@ -89,8 +89,8 @@ class _Place:
         self._case = f"{number} of {of}: {name}"
         self.line.show(f"rehearse: {self._case}", at_once=True)
 
-    def watch(self, play: Play) -> None:
-        step, took_s = play.last(), time.monotonic() - play.began
+    def watch(self, trial: Trial) -> None:
+        step, took_s = trial.last(), time.monotonic() - trial.began
         at = f", step {step}" if step >= 0 else ""
         self.line.show(f"rehearse: {self._case}{at}, {took_s:.0f} s")
 

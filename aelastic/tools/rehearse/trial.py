@@ -45,7 +45,7 @@ class Script(NamedTuple):
     environ: Mapping[str, str]
 
     @property
-    def played(self) -> int:
+    def nodes_at_first(self) -> int:
         """How many nodes there are at first: if the job has room, one more than it needs."""
         return min(self.nodes[0] + (self.nodes[1] > 1), self.nodes[1])
 
@@ -77,7 +77,7 @@ class Worker(NamedTuple):
     page: int  # a descriptor of the page that it shares with its agent; -1 without one
 
 
-class Play:
+class Trial:
     """One run.
 
     Args:
@@ -85,7 +85,7 @@ class Play:
         files: those that it leaves.
         metric: a pattern of the number to compare, if any.
         folder: for its logs.
-        nodes: how many; `None`: `script.played`.
+        nodes: how many; `None`: `script.nodes_at_first`.
         more: options, after the script's own.
     """
 
@@ -110,7 +110,7 @@ class Play:
         self.noted = Noted()
         self.recoveries: list[dict[str, Any]] = []  # records of the event logs, about recovery in place
         self._look_at_files = 0.0
-        self.watch: Callable[[Play], None] = lambda _: None  # called after each look
+        self.watch: Callable[[Trial], None] = lambda _: None  # called after each look
         folder.mkdir()
         self._notes = folder / "notes"
         self._notes.mkdir()
@@ -119,7 +119,7 @@ class Play:
             endpoint = f"127.0.0.1:{free.getsockname()[1]}"
         self._job += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--local-addr", "127.0.0.1"]
         self._job += ["--rdzv-conf", f"last_call_timeout={LAST_CALL_S}"]
-        for _ in range(script.played if nodes is None else nodes):
+        for _ in range(script.nodes_at_first if nodes is None else nodes):
             self.add_node()
 
     def add_node(self) -> None:
