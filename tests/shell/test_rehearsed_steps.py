@@ -19,7 +19,7 @@ from aelastic.tools.rehearse import command
 from aelastic.tools.rehearse.cases import CannotError, Rehearsals
 from aelastic.tools.rehearse.command import Wanted, run_rehearsal
 from aelastic.tools.rehearse.files import Change, Files, Stamp, by_kind, changes, overwritten
-from aelastic.tools.rehearse.judging import Judged, Undisturbed
+from aelastic.tools.rehearse.judging import CaseVerdict, Undisturbed
 from aelastic.tools.rehearse.noted import Habit, Noted
 from aelastic.tools.rehearse.trial import Script, Trial, Worker
 from aelastic.training.rehearsed import notes
@@ -266,10 +266,10 @@ class Interrupted(Rehearsals):
         self.usual = Undisturbed(0, 99, True, 1.0, 2.0, 1, {}, {})
         return "100 steps in 100 s"
 
-    def run(self, name: str) -> Judged:
+    def run(self, name: str) -> CaseVerdict:
         if name.startswith("killed while"):
             raise KeyboardInterrupt
-        return Judged(True, "resumed", lost=3, resumed_at=30)
+        return CaseVerdict(True, "resumed", lost=3, resumed_at=30)
 
 
 def test_a_rehearsal_says_how_long_it_takes_and_shows_what_it_has_when_it_is_interrupted(
@@ -306,8 +306,8 @@ class Habitual(Rehearsals):
         }
         return "100 steps in 100 s"
 
-    def run(self, name: str) -> Judged:
-        return Judged(True, "recovered", lost=0, resumed_at=30)
+    def run(self, name: str) -> CaseVerdict:
+        return CaseVerdict(True, "recovered", lost=0, resumed_at=30)
 
 
 class Plain(Interrupted):
@@ -317,8 +317,8 @@ class Plain(Interrupted):
         self.cases = {name: case for name, case in self.cases.items() if name not in self.in_place.cases}
         return super().first()
 
-    def run(self, name: str) -> Judged:
-        return Judged(True, "resumed")
+    def run(self, name: str) -> CaseVerdict:
+        return CaseVerdict(True, "resumed")
 
 
 @pytest.mark.parametrize("workers, cases", [(1, 0), (2, 2), (3, 3)])

@@ -1,4 +1,4 @@
-"""The faults that a script is rehearsed with, and how it is judged."""
+"""The faults that a script is rehearsed with, and how it is verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aelastic.errors import EXIT_TRY_AGAIN
 from aelastic.rdzv.leader.drain import MARGIN_S
 from aelastic.tools.rehearse.files import Files, by_kind, kind_of, overwritten
 from aelastic.tools.rehearse.in_place import InPlace
-from aelastic.tools.rehearse.judging import AFTER, RESUME, SLACK_S, Judged, Undisturbed
+from aelastic.tools.rehearse.judging import AFTER, RESUME, SLACK_S, CaseVerdict, Undisturbed
 from aelastic.tools.rehearse.trial import NOTICE_S, Script, Trial
 
 FROZEN_S = 3.0
@@ -54,17 +54,17 @@ class Rehearsals:
         watch: Callable[[Trial], None] = lambda _: None,
     ) -> None:
         self._script, self._files, self._metric, self._for_s, self._watch = script, files, metric, for_s, watch
-        self._number, self._between = 0, Judged(True, "", resumed_at=0)  # after a kill between two saves
+        self._number, self._between = 0, CaseVerdict(True, "", resumed_at=0)  # after a kill between two saves
         self.usual = Undisturbed(0, 0, True, 0.0, 0.0, 1, {}, {})
         (least, most), nodes = script.nodes, script.nodes_at_first
         what, many = ("node", nodes) if script.is_several else ("worker", script.workers)
         more, fewer = partial(self._sized, many + 1, nodes < most), partial(self._sized, many - 1, nodes > least)
         self._asks = False  # the script calls `notice.due`
-        self._notices: dict[str, Callable[[], Judged]] = {
+        self._notices: dict[str, Callable[[], CaseVerdict]] = {
             f"a notice of {NOTICE_S} s": partial(self._noticed, is_early=False),
             "a notice before the first step": partial(self._noticed, is_early=True),
         }
-        self.cases: dict[str, Callable[[], Judged]] = {  # by their names in the report
+        self.cases: dict[str, Callable[[], CaseVerdict]] = {  # by their names in the report
             "a rank killed": self._killed,
             "killed again within a step": self._killed_twice,
             "killed while it saves": self._killed_writing,
@@ -141,12 +141,12 @@ class Rehearsals:
         waiting_s = notices * min(NOTICE_S, steps_s)
         return len(names) * (EACH_S + STARTS * usual.start_s + SHARE * steps_s) + waiting_s
 
-    def run(self, name: str) -> Judged:
+    def run(self, name: str) -> CaseVerdict:
         """Runs one of `cases`."""
         try:
             return self.cases[name]()
         except AstrayError as error:
-            return Judged(False, str(error))
+            return CaseVerdict(False, str(error))
         finally:
             self._clear()
 
@@ -164,14 +164,14 @@ class Rehearsals:
 
     # The cases.
 
-    def _killed(self) -> Judged:
+    def _killed(self) -> CaseVerdict:
         with self._trial() as trial:
             self._reach(trial)
             trial.kill(max(each.rank for each in trial.team))
             self._between = self.usual.judge(trial, trial.round, to_end=True, spare=0)
             return self._between
 
-    def _killed_twice(self) -> Judged:
+    def _killed_twice(self) -> CaseVerdict:
         with self._trial() as trial:
             round_ = self._reach(trial)
             trial.kill(0)
@@ -179,25 +179,25 @@ class Rehearsals:
                 trial.kill(0)
             return self.usual.judge(trial, round_ + 1, spare=0)
 
-    def _killed_writing(self) -> Judged:
+    def _killed_writing(self) -> CaseVerdict:
         if not self.usual.checkpoints:
-            return Judged(None, "it saves no files here (--checkpoints DIR)")
+            return CaseVerdict(None, "it saves no files here (--checkpoints DIR)")
         with self._trial() as trial:
             self._reach(trial, self.usual.first)
             usual = set().union(*trial.opened().values())
             round_ = self._reach(trial, self.usual.second_save - 1)
             caught = trial.catch_writer(usual, self.usual.until(self.usual.last))
             if not caught:
-                return Judged(None, "no save took long enough to be caught")
-            judged = self.usual.judge(trial, round_, to_end=True)
+                return CaseVerdict(None, "no save took long enough to be caught")
+            verdict = self.usual.judge(trial, round_, to_end=True)
         names = ", ".join(sorted(path.name for path in caught)[:2])
-        judged = judged._replace(text=f"{judged.text} ({names} was half written)")
-        went_on = self._between.holds or (judged.resumed_at is None and self._between.resumed_at is not None)
-        if judged.holds is False and went_on and judged.numbers != "other":  # and that is what it does not do now
-            return judged._replace(advice=WHOLE, checkpoint="half-written")
-        return judged
+        verdict = verdict._replace(text=f"{verdict.text} ({names} was half written)")
+        went_on = self._between.holds or (verdict.resumed_at is None and self._between.resumed_at is not None)
+        if verdict.holds is False and went_on and verdict.numbers != "other":  # and that is what it does not do now
+            return verdict._replace(advice=WHOLE, checkpoint="half-written")
+        return verdict
 
-    def _noticed(self, *, is_early: bool) -> Judged:
+    def _noticed(self, *, is_early: bool) -> CaseVerdict:
         """Sends a notice to the last node, which leaves; the others continue, or the same command is run again."""
         with self._trial() as trial:
             if is_early:
@@ -208,34 +208,34 @@ class Rehearsals:
             agent.send_signal(signal.SIGUSR1)
             trial.wait(lambda: agent.poll() is not None, NOTICE_S + SLACK_S)
             is_late = time.monotonic() - began > NOTICE_S - MARGIN_S  # it was stopped, then
-            at_end = Judged(None, f"it finished within {NOTICE_S} s")
+            at_end = CaseVerdict(None, f"it finished within {NOTICE_S} s")
             if agent.poll() == 0:
                 return at_end
             if agent.poll() != EXIT_TRY_AGAIN:
-                return Judged(False, f"it did not exit within {NOTICE_S} s: {trial.why_it_stands()}", NOTICE)
+                return CaseVerdict(False, f"it did not exit within {NOTICE_S} s: {trial.why_it_stands()}", NOTICE)
             if self._script.nodes_at_first > self._script.nodes[0]:
-                judged = self.usual.judge(trial, round_, same_size=False)
+                verdict = self.usual.judge(trial, round_, same_size=False)
             else:
                 trial.wait_end(SLACK_S)
                 trial.end()
                 with self._trial() as again:
-                    judged = self.usual.judge(again, 0, before=trial, to_end=not is_early)
-        if judged.holds is None:
+                    verdict = self.usual.judge(again, 0, before=trial, to_end=not is_early)
+        if verdict.holds is None:
             return at_end  # nothing was left to do
         if is_early:
-            return judged
+            return verdict
         if not asks:
-            return judged._replace(text=f"no rank called notice.due(); {judged.text}")
-        if judged.lost > 0 or is_late:
+            return verdict._replace(text=f"no rank called notice.due(); {verdict.text}")
+        if verdict.lost > 0 or is_late:
             late = f"not all ranks had saved {MARGIN_S:g} s before the deadline; " if is_late else ""
-            return judged._replace(holds=False, text=f"{late}{judged.text}", advice=judged.advice or NOTICE)
-        return judged._replace(text=f"saved; {judged.text}")
+            return verdict._replace(holds=False, text=f"{late}{verdict.text}", advice=verdict.advice or NOTICE)
+        return verdict._replace(text=f"saved; {verdict.text}")
 
-    def _sized(self, many: int, is_at_once: bool) -> Judged:
+    def _sized(self, many: int, is_at_once: bool) -> CaseVerdict:
         """With another number of nodes, or of workers of the only one: at once, or when it is started again."""
         several, devices = self._script.is_several, len(self._script.gpus)
         if 0 < devices < many * (self._script.workers if several else 1):
-            return Judged(None, f"this host has {devices} GPUs")
+            return CaseVerdict(None, f"this host has {devices} GPUs")
         with self._trial() as trial:
             round_ = self._reach(trial)
             if is_at_once:
@@ -243,15 +243,15 @@ class Rehearsals:
                     trial.add_node()
                 else:
                     trial.agents[-1].kill()
-                judged = self.usual.judge(trial, round_, same_size=False)
+                verdict = self.usual.judge(trial, round_, same_size=False)
         if not is_at_once:
             option = "--nnodes" if several else "--nproc-per-node"
             with self._trial(many if several else None, option, str(many)) as again:
-                judged = self.usual.judge(again, 0, before=trial, same_size=False)
-        is_size = judged.holds is False and judged.advice != RESUME
-        return judged._replace(text=f"with {many}: {judged.text}", advice=WORLD if is_size else judged.advice)
+                verdict = self.usual.judge(again, 0, before=trial, same_size=False)
+        is_size = verdict.holds is False and verdict.advice != RESUME
+        return verdict._replace(text=f"with {many}: {verdict.text}", advice=WORLD if is_size else verdict.advice)
 
-    def _frozen(self) -> Judged:
+    def _frozen(self) -> CaseVerdict:
         with self._trial() as trial:
             round_, several = self._reach(trial), self._script.is_several
             node = len(trial.agents) - 1
@@ -270,10 +270,10 @@ class Rehearsals:
                 return trial.round > round_ or any(trial.newest[of].number >= goal for of in own)
 
             if not trial.wait(is_past, self.usual.until(goal)) or (trial.round > round_ and not several):
-                return Judged(False, f"it did not continue: {trial.why_it_stands()}", PAUSE)
+                return CaseVerdict(False, f"it did not continue: {trial.why_it_stands()}", PAUSE)
             if trial.round > round_:
                 return self.usual.judge(trial, round_, same_size=False)
-            return Judged(True, "it continued")
+            return CaseVerdict(True, "it continued")
 
     # What they have in common.
 

@@ -22,7 +22,7 @@ from aelastic.observe.ui.progress_line import ProgressLine
 from aelastic.tools.rehearse import habits
 from aelastic.tools.rehearse.cases import SHARE, CannotError, Rehearsals
 from aelastic.tools.rehearse.files import FOLDER, RESULT, Files
-from aelastic.tools.rehearse.judging import Judged
+from aelastic.tools.rehearse.judging import CaseVerdict
 from aelastic.tools.rehearse.noted import Habit
 from aelastic.tools.rehearse.trial import Script, Trial
 
@@ -134,22 +134,22 @@ def _clear(apart: Path, wanted: Wanted) -> bool:
 
 
 def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, place: _Place) -> int:
-    found, to = list[Judged](), None if not wanted.is_json else io.StringIO()
+    found, to = list[CaseVerdict](), None if not wanted.is_json else io.StringIO()
     paint = paint_for(to or sys.stdout)
     in_place = rehearsals.in_place
     names = ["undisturbed"]
     asked = [name for name in rehearsals.cases if wanted.only in name]
 
-    def tell(judged: Judged, verdict: str) -> None:
-        found.append(judged)
+    def tell(verdict: CaseVerdict, word: str) -> None:
+        found.append(verdict)
         place.line.clear()
-        name, text = f"{names[len(found) - 1]:<31}", f"{verdict:<5}{judged.text}"
-        shown = paint(verdict, VERDICT_COLOURS.get(verdict))
-        say_painted(f"{len(found):2} {name} {shown}{printable(text.removeprefix(verdict))}", to)
+        name, text = f"{names[len(found) - 1]:<31}", f"{word:<5}{verdict.text}"
+        shown = paint(word, VERDICT_COLOURS.get(word))
+        say_painted(f"{len(found):2} {name} {shown}{printable(text.removeprefix(word))}", to)
 
     def end(code: str, text: str) -> int:
         where = None if code == "ok" and _clear(apart, wanted) else apart
-        each = [{"name": name, **judged._asdict()} for name, judged in zip(names, found, strict=False)]
+        each = [{"name": name, **verdict._asdict()} for name, verdict in zip(names, found, strict=False)]
         if where is not None and code != "cannot":
             text += f"\nlogs and saved files: {where}"
         broken = [{**habit._asdict(), "breaks": habits.breaks(habit)} for habit in in_place.habits]
@@ -167,7 +167,7 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, place: _Place
     say(_expected(1 + len(least)), to)
     place.begin(1, 1 + len(least), names[0])
     try:
-        tell(Judged(True, rehearsals.first()), "")
+        tell(CaseVerdict(True, rehearsals.first()), "")
     except CannotError as error:
         return end("cannot", "\n".join([f"aelastic: {error}; logs: {apart}", *_against(in_place.habits)]))
     names += [name for name in asked if name in rehearsals.cases]
@@ -201,13 +201,13 @@ def _against(found: Collection[Habit]) -> list[str]:
 
 
 def _run_cases(
-    rehearsals: Rehearsals, names: Sequence[str], place: _Place, tell: Callable[[Judged, str], None]
+    rehearsals: Rehearsals, names: Sequence[str], place: _Place, tell: Callable[[CaseVerdict, str], None]
 ) -> None:
     """Runs all cases but the undisturbed run, which is the first of the names."""
     for number, name in enumerate(names[1:], 2):
         place.begin(number, len(names), name)
-        judged = rehearsals.run(name)
-        tell(judged, "ok" if judged.holds else "skip" if judged.holds is None else "FAIL")
+        verdict = rehearsals.run(name)
+        tell(verdict, "ok" if verdict.holds else "skip" if verdict.holds is None else "FAIL")
 
 
 def _expected(runs: int) -> str:
@@ -216,7 +216,7 @@ def _expected(runs: int) -> str:
     return f"{runs} runs of the script, most of them in part: about {times} times its own time, plus a few seconds each"
 
 
-def _table(found: Mapping[str, Judged]) -> Iterator[str]:
+def _table(found: Mapping[str, CaseVerdict]) -> Iterator[str]:
     yield f"\n{'':<35}holds       from step  lost  back in  numbers  checkpoint"
     for name, each in found.items():
         holds = "not tested" if each.holds is None else "yes" if each.holds else "NO"

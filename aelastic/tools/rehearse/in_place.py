@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from aelastic.tools.rehearse.judging import SLACK_S, Judged
+from aelastic.tools.rehearse.judging import SLACK_S, CaseVerdict
 from aelastic.tools.rehearse.noted import Habit, Noted
 from aelastic.tools.rehearse.trial import Trial, Worker
 from aelastic.training.rehearsed import notes
@@ -58,7 +58,7 @@ class InPlace:
         self._ranks = ranks
         self._usual = Usual(Noted(), False, 0.0)
         self.habits: dict[Habit, None] = {}  # in the order in which they were found
-        self.cases: dict[str, Callable[[], Judged]] = {
+        self.cases: dict[str, Callable[[], CaseVerdict]] = {
             f"{PREFIX}rank 0 killed": self._killed,
             f"{PREFIX}killed again at once": self._killed_again,
         }
@@ -79,7 +79,7 @@ class InPlace:
 
     # The cases.
 
-    def _killed(self) -> Judged:
+    def _killed(self) -> CaseVerdict:
         """Kills rank 0, which DDP takes the weights from; the script then runs to its end."""
         with self._trial() as trial:
             if (cannot := self._reach(trial)) is not None:
@@ -88,7 +88,7 @@ class InPlace:
             fault.kill(0)
             return self._judge(trial, fault, to_end=self._usual.is_whole)
 
-    def _killed_again(self) -> Judged:
+    def _killed_again(self) -> CaseVerdict:
         """Kills the last rank, and its replacement as the next round begins."""
         with self._trial() as trial:
             if (cannot := self._reach(trial)) is not None:
@@ -99,7 +99,7 @@ class InPlace:
                 fault.kill(self._ranks - 1)
             return self._judge(trial, fault)
 
-    def _two_killed(self) -> Judged:
+    def _two_killed(self) -> CaseVerdict:
         """Kills the last rank, and another one while the others leave the round."""
         with self._trial() as trial:
             if (cannot := self._reach(trial)) is not None:
@@ -110,24 +110,24 @@ class InPlace:
             fault.kill(1)
             return self._judge(trial, fault)
 
-    def _reach(self, trial: Trial) -> Judged | None:
+    def _reach(self, trial: Trial) -> CaseVerdict | None:
         """Waits for the step of the fault; returns a judgement if the run does not reach it."""
         if not self._usual.noted.steps:
-            return Judged(None, "it commits no step")
+            return CaseVerdict(None, "it commits no step")
         goal = self._usual.fault_at
         if trial.wait(lambda: trial.noted.newest() >= goal, self._limit_s) and trial.is_on:
             return None
         if trial.agents[0].poll() == 0:
-            return Judged(None, "it finished before that")
-        return Judged(False, f"the run did not reach step {goal}: {trial.why_it_stands()}")
+            return CaseVerdict(None, "it finished before that")
+        return CaseVerdict(False, f"the run did not reach step {goal}: {trial.why_it_stands()}")
 
     @property
     def _limit_s(self) -> float:
         return 3 * self._usual.took_s + SLACK_S
 
-    # How the script is judged.
+    # How the script is verdict.
 
-    def _judge(self, trial: Trial, fault: _Fault, *, to_end: bool = False) -> Judged:
+    def _judge(self, trial: Trial, fault: _Fault, *, to_end: bool = False) -> CaseVerdict:
         usual, noted = self._usual, trial.noted
         goal = usual.nth_after(max(fault.step, noted.newest()), AFTER_NOTES)
         if to_end:
@@ -139,7 +139,7 @@ class InPlace:
         resumed_at = max(each.step for each in noted.shared[noted.round].values())
         lost = max(0, fault.step - resumed_at)
         back_s = max(each.at for each in noted.shared[noted.round].values()) - fault.at
-        seen = Judged(True, "", lost=lost, resumed_at=resumed_at, back_s=round(back_s, 3))
+        seen = CaseVerdict(True, "", lost=lost, resumed_at=resumed_at, back_s=round(back_s, 3))
         if (broken := self._broken(seen, trial, fault)) is not None:
             return broken
         if not is_there or (to_end and trial.agents[0].poll() != 0):
@@ -147,12 +147,12 @@ class InPlace:
             return seen._replace(holds=False, text=f"recovered in place and {where}: {trial.why_it_stands()}")
         return self._compared(seen, trial, fault)
 
-    def _not_resumed(self, trial: Trial) -> Judged:
+    def _not_resumed(self, trial: Trial) -> CaseVerdict:
         if trial.agents[0].poll() == 0:
-            return Judged(None, "it finished before that")
-        return Judged(False, f"it did not continue: {trial.why_it_stands()}")
+            return CaseVerdict(None, "it finished before that")
+        return CaseVerdict(False, f"it did not continue: {trial.why_it_stands()}")
 
-    def _broken(self, seen: Judged, trial: Trial, fault: _Fault) -> Judged | None:
+    def _broken(self, seen: CaseVerdict, trial: Trial, fault: _Fault) -> CaseVerdict | None:
         """Returns what happened instead, if not all survivors have continued with their state."""
         start = f"resumed at {seen.resumed_at} ({seen.lost} lost)"
         lost = fault.survivors_lost()
@@ -171,7 +171,7 @@ class InPlace:
             return seen._replace(holds=False, text=text, checkpoint="whole" if seen.resumed_at else "")
         return None
 
-    def _compared(self, seen: Judged, trial: Trial, fault: _Fault) -> Judged:
+    def _compared(self, seen: CaseVerdict, trial: Trial, fault: _Fault) -> CaseVerdict:
         kept, size = len(fault.survivors), len(trial.team)
         took_ms = 1000 * fault.took_s()
         how = f"recovered in {took_ms:.0f} ms, {kept} of {size} processes kept, {seen.lost} lost"

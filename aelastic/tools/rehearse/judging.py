@@ -17,7 +17,7 @@ RESUME = "save every N steps, load the newest checkpoint when the script starts,
 STATE = "save and load the whole state: optimizer, schedule, random numbers, position in the data"
 
 
-class Judged(NamedTuple):
+class CaseVerdict(NamedTuple):
     """The result of one case: whether it holds, what was seen, and what to change."""
 
     holds: bool | None  # `None`: it was not tested
@@ -74,7 +74,7 @@ class Undisturbed(NamedTuple):
     def judge(
         self, trial: Trial, after: int, *, before: Trial | None = None, to_end: bool = False, same_size: bool = True,
         spare: int = 1,
-    ) -> Judged:  # fmt: skip
+    ) -> CaseVerdict:  # fmt: skip
         """Judges how a run continues after a fault.
 
         Args:
@@ -90,42 +90,44 @@ class Undisturbed(NamedTuple):
         trial.wait(lambda: trial.round > after, self.until(max(reached, self.first)))
         reached = max(trial.last(most=after) if before is None else reached, self.first - 1)
         goal = self._goal(trial, after, reached, to_end=to_end, same_size=same_size)
-        if isinstance(goal, Judged):
+        if isinstance(goal, CaseVerdict):
             return goal
         first, newest = trial.first[min(each for each in trial.first if each > after)], trial.last(after + 1)
-        seen = Judged(
+        seen = CaseVerdict(
             True, "", lost=reached + 1 - first.number, resumed_at=first.number,
             back_s=round(max(0.0, first.at - began), 3),
         )  # fmt: skip
         if (unfit := self._has_forgotten(seen, reached, least, overwritten(stamps, trial.stamps), spare)) is not None:
             return unfit
         if newest + self.stride <= goal and (same_size or trial.agents[0].poll() != 0):
-            return Judged(
+            return CaseVerdict(
                 False, f"resumed at step {first.number} and reached step {newest} of {goal}: {trial.why_it_stands()}"
             )
         return self._compared(seen, trial, reached, old.metrics(min(old.first, default=0)) if same_size else None)
 
-    def _goal(self, trial: Trial, after: int, reached: int, *, to_end: bool, same_size: bool) -> int | Judged:
+    def _goal(self, trial: Trial, after: int, reached: int, *, to_end: bool, same_size: bool) -> int | CaseVerdict:
         """Waits until a run has come as far as it is watched; returns the step, or a judgement that is clear before."""
         if trial.round <= after:
             if trial.agents[0].poll() == 0:
-                return Judged(None, "it finished before that")
-            return Judged(False, f"it did not resume: {trial.why_it_stands()}")
+                return CaseVerdict(None, "it finished before that")
+            return CaseVerdict(False, f"it did not resume: {trial.why_it_stands()}")
         goal = min(max(reached, self.first) + AFTER, self.last)
         # Calls are counted from the end, and so are metrics if the script prints no steps.
         by_calls = trial.script.step is None and (not trial.commits or bool(self.metrics))
         if (to_end and self.is_whole) or (by_calls and reached >= self.first):  # then calls are counted from the end
             goal = self.last
             if trial.wait_end(self.until(goal)) != 0:
-                return Judged(False, f"it resumed but did not finish: {trial.why_it_stands()}")
+                return CaseVerdict(False, f"it resumed but did not finish: {trial.why_it_stands()}")
             if by_calls and not trial.commits and not same_size and trial.last(after + 1) != self.last - self.first:
-                return Judged(True, "it finished")  # how many calls are left is not known
+                return CaseVerdict(True, "it finished")  # how many calls are left is not known
             if by_calls:
                 trial.align(goal, len(self.metrics))
         trial.wait(lambda: trial.last(after + 1) >= goal, self.until(goal))
         return goal
 
-    def _has_forgotten(self, seen: Judged, reached: int, least: int, over: list[str], spare: int) -> Judged | None:
+    def _has_forgotten(
+        self, seen: CaseVerdict, reached: int, least: int, over: list[str], spare: int
+    ) -> CaseVerdict | None:
         """Judges where a script resumes; `None` if that is right.  One that has not saved yet may start over.
 
         Args:
@@ -155,7 +157,7 @@ class Undisturbed(NamedTuple):
             return seen._replace(holds=False, text=text, advice=RESUME)
         return None
 
-    def _compared(self, seen: Judged, trial: Trial, reached: int, earlier: dict[int, float] | None) -> Judged:
+    def _compared(self, seen: CaseVerdict, trial: Trial, reached: int, earlier: dict[int, float] | None) -> CaseVerdict:
         """Returns whether the numbers of a run that resumed properly are those of the undisturbed one.
 
         Args:
