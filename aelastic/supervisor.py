@@ -170,7 +170,7 @@ class Supervisor:
             return []
         import json
 
-        shown = await self._run.enquiries.fetch(r.What.STATUS)
+        shown = await self._run.queries.fetch(r.What.STATUS)
         return [json.loads(text) for text in shown.found.values()]
 
     async def restart(self, reason: str = "", *, at_save_s: float | None = None) -> None:
@@ -203,7 +203,7 @@ class Supervisor:
         if self._run is None or self._group.is_done:
             raise RequestError("the job is not running: the run has not begun, or has ended")
         fields = {"deadline_s": at_save_s or 0.0, "at_save": at_save_s is not None}
-        answer = await self._run.enquiries.ask(verb, reason, **fields)
+        answer = await self._run.queries.ask(verb, reason, **fields)
         if answer is None:
             raise RequestError("no answer from the leader; the request may or may not be carried out")
         if not answer.is_applied:

@@ -35,8 +35,8 @@ from aelastic.workers.states import Phase, WorkerState
 
 if TYPE_CHECKING:
     from aelastic.agent.health_gate import HealthGate
-    from aelastic.agent.requests.enquiries import Enquiries
     from aelastic.agent.requests.notices import Notices
+    from aelastic.agent.requests.queries import Queries
     from aelastic.agent.watches.watch import Found
     from aelastic.result import RunResult
 
@@ -105,16 +105,16 @@ class Run:
         return self._result
 
     @cached_property
-    def enquiries(self) -> Enquiries:
+    def queries(self) -> Queries:
         """Handles queries and requests between this node and the job; created when first needed."""
-        from aelastic.agent.requests.enquiries import Enquiries
+        from aelastic.agent.requests.queries import Queries
 
-        return Enquiries(self._settings, self.resources, self._observers.state, self.collect_stacks)
+        return Queries(self._settings, self.resources, self._observers.state, self.collect_stacks)
 
     async def _serve(self, conn: socket.socket) -> None:
         from aelastic.agent.requests.answers import serve
 
-        await serve(conn, self.enquiries, self._observers)
+        await serve(conn, self.queries, self._observers)
 
     async def collect_stacks(self, why: str) -> StacksTaken:
         if self._tasks is None or self._generation is None:
@@ -372,13 +372,13 @@ class Run:
                 self._tasks.start_soon(self._wait_while_cordoned, message, name="cordoned")
         elif isinstance(message, r.Notice | r.Answer):
             self.notices.on_told(message)
-            if isinstance(message, r.Answer) and "enquiries" in vars(self):  # else nobody waits for it
-                self.enquiries.on_told(message)
+            if isinstance(message, r.Answer) and "queries" in vars(self):  # else nobody waits for it
+                self.queries.on_told(message)
         elif isinstance(message, r.Shown):
-            self.enquiries.on_told(message.fetched)
+            self.queries.on_told(message.fetched)
         elif isinstance(message, r.Show):
             if self._tasks is not None:
-                self._tasks.start_soon(self.enquiries.show, message.fetch, name="shows")
+                self._tasks.start_soon(self.queries.show, message.fetch, name="shows")
         elif isinstance(message, m.StartAhead) and not self._can_start_ahead:
             if self._tasks is not None:
                 self._tasks.start_soon(self._tell_prepared, name="prepared")
@@ -422,8 +422,8 @@ class Run:
             reason = wording.text_of(group.reason)
             return {"time": time, "run": run, "state": group.state.value, "reason": reason, "why": []}
         try:
-            status = self.enquiries.status()
-            return {**status, "why": self.enquiries.why()}
+            status = self.queries.status()
+            return {**status, "why": self.queries.why()}
         except Exception:  # noqa: BLE001  how the run ended is also reported elsewhere
             return None
 

@@ -28,11 +28,11 @@ from aelastic.rdzv.protocol.requests import (
     Answer,
     Ask,
     Cordoned,
-    Enquiry,
     Fetch,
     Fetched,
     Frozen,
     Notice,
+    Query,
     Reply,
     Request,
     Saved,
@@ -167,7 +167,7 @@ class Saw(Record):
     number: int = 0  # of the question that this answers
 
 
-NodeMessage: TypeAlias = Ready | Failed | Succeeded | Left | Prepared | OptedIn | Hangs | Saw | Request | Enquiry
+NodeMessage: TypeAlias = Ready | Failed | Succeeded | Left | Prepared | OptedIn | Hangs | Saw | Request | Query
 
 
 class Terms(Record):

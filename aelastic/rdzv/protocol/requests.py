@@ -95,7 +95,7 @@ class Fetched(Record):
 
 
 Request: TypeAlias = Ask | Frozen | Saved
-Enquiry: TypeAlias = Fetch | Fetched
+Query: TypeAlias = Fetch | Fetched
 
 
 # Leader to node.

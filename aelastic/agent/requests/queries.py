@@ -57,7 +57,7 @@ class Shown(Record):
     missing: int = 0  # nodes of the round that have not connected to the leader, which may be new
 
 
-class Enquiries:
+class Queries:
     """Requests and queries of one node.
 
     Args:
