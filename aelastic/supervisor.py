@@ -138,9 +138,9 @@ class Supervisor:
         if self._finding_cpus is not None:
             self._finding_cpus.cancel()
         if self._run is not None and (self._group.verdict is not None or self._group.is_done):
-            self._run.resources.link.hurry()  # do not wait for agents that do not know how the job ended
+            self._run.resources.link.cut_short()  # do not wait for agents that do not know how the job ended
         if self._run is not None and self._group.is_done:
-            self._run.resources.logs.hurry()  # nor for the console
+            self._run.resources.logs.cut_short()  # nor for the console
             self._observers.give_up()
 
     def drain(self, deadline_s: float, reason: str = "") -> None:

@@ -295,7 +295,7 @@ class Generation:
         return {} if self._stuck is None else self._stuck.stack_dumps.stacks_of_killed()
 
     async def _get_ready(self) -> None:
-        """Prepares the start of workers.  Those that start ahead are in no hurry, and start warm if they can."""
+        """Prepares the start of workers.  Those that start ahead have time, and start warm if they can."""
         if self._is_ahead:
             await self._resources.prepared()
         await self._listen_for_workers()

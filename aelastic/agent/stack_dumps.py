@@ -94,10 +94,10 @@ class StackDumps:
     def _where(self, local_rank: int, killed_at: float) -> str:
         """Returns its stack, or why there is none; "" if none could be taken, and a second signal is why it dies."""
         seen = self._seen.get(local_rank)
-        is_hurried = self._group.is_leaving and (
+        is_cut_short = self._group.is_leaving and (
             killed_at - self._context.asked_at.get(local_rank, -inf) < self._group.spec.shutdown_timeout_s
         )
-        if seen is not None and not seen.has_stack and is_hurried:
+        if seen is not None and not seen.has_stack and is_cut_short:
             return ""
         return f"stack {self.quote(local_rank) or f'not known ({NO_DUMP})'}"
 

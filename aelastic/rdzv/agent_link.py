@@ -206,7 +206,7 @@ class AgentLink:
         if has_led and self._server is not None:
             await self._server.finish()
 
-    def hurry(self) -> None:
+    def cut_short(self) -> None:
         self._patience.cancel()
 
     def _carry_out(  # noqa: C901, PLR0912  one case for each action

@@ -196,7 +196,7 @@ class TorchHandlerLink:
     async def finish(self) -> None:
         """Does nothing: there is nothing to hand over while `run` runs.  At its end, `aclose` closes the rendezvous."""
 
-    def hurry(self) -> None:
+    def cut_short(self) -> None:
         """Does nothing: `finish` does not wait."""
 
     async def aclose(self) -> None:

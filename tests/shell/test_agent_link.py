@@ -119,7 +119,7 @@ async def test_agents_that_have_yet_to_hear_of_the_end_are_named_and_waited_for_
                 tasks.start_soon(mine.finish)
                 while not caplog.messages:  # noqa: ASYNC110
                     await anyio.sleep(0.001)
-                mine.hurry()
+                mine.cut_short()
     told = "for the agents on host-b to receive the result (Ctrl-C skips the wait)"
     assert [message[-len(told) :] for message in caplog.messages] == [told]
 
