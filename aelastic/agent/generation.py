@@ -288,7 +288,7 @@ class Generation:
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
         if self._stuck is not None:
-            self._stuck.inquiries.on_change()
+            self._stuck.comparisons.on_change()
 
     def stacks_of_killed(self) -> dict[int, str]:
         """Returns a description, with the stack, of each worker that had to be killed, by global rank."""
@@ -395,7 +395,7 @@ class Generation:
                 if failure.names_lost_peer:
                     told.set()
                     await self._give_way()
-                await self.stuck.inquiries.excuse(start.local_rank, failure)
+                await self.stuck.comparisons.excuse(start.local_rank, failure)
                 await self._hold(failure)
             if exit_.exitcode:
                 await before.wait()

@@ -147,7 +147,7 @@ class Run:
     async def _on_found(self, found: Found) -> None:
         if self._current.is_held and found.by in {"hang", "output"}:
             return  # a peer has failed, and the workers wait for it
-        await self._current.stuck.inquiries.on_found(found)
+        await self._current.stuck.comparisons.on_found(found)
 
     async def run(self, done: anyio.Event) -> None:
         """Runs to the end, and closes everything.  Cancelling the caller does not cancel it.
@@ -385,7 +385,7 @@ class Run:
         elif not isinstance(message, m.Look | m.Compared):
             self._mailbox.post(message)
         elif self._tasks is not None and self._generation is not None:  # without workers it is meaningless
-            self._tasks.start_soon(self._generation.stuck.inquiries.on_told, message, name="inquiry")
+            self._tasks.start_soon(self._generation.stuck.comparisons.on_told, message, name="hang comparison")
 
     async def _close(self) -> None:
         async with self.resources.closing(self._observers):

@@ -16,7 +16,7 @@ from functools import partial
 import anyio
 
 from aelastic.agent.group.events import FoundUnhealthy
-from aelastic.agent.inquiry import Inquiries
+from aelastic.agent.hang_comparisons import HangComparisons
 from aelastic.agent.resources import GenerationContext
 from aelastic.agent.stack_dumps import StackDumps
 from aelastic.agent.watches.watch import Found
@@ -35,12 +35,12 @@ class StuckWorkers:
         self._context, self._held, self._group = context, context.held, context.group
         self.stack_dumps = StackDumps(context)
         self.unhealthy = UnhealthyWorkers(context, self.stack_dumps)
-        self.inquiries = Inquiries(context, see=self._see, act=self.unhealthy.on_found)
+        self.comparisons = HangComparisons(context, see=self._see, act=self.unhealthy.on_found)
 
     async def collect(self, why: str) -> StacksTaken:
         """Takes the stacks of all workers of the job; returns what is known of this node's."""
         before = self.stack_dumps.taken
-        await self.inquiries.compare(why, 0.0, is_stopped=False)  # on all nodes, including this one
+        await self.comparisons.compare(why, 0.0, is_stopped=False)  # on all nodes, including this one
         taken = self.stack_dumps.taken
         return await self.stack_dumps.collect(why) if taken is before else taken
 

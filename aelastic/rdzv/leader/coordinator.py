@@ -24,7 +24,7 @@ from aelastic.rdzv.leader.drain import Drain
 from aelastic.rdzv.leader.first_cause import GRACE_S
 from aelastic.rdzv.leader.forming import Forming, Newcomers, Step
 from aelastic.rdzv.leader.gathering import Gathering, credible
-from aelastic.rdzv.leader.inquiry import Inquiry
+from aelastic.rdzv.leader.hang_comparison import HangComparison
 from aelastic.rdzv.leader.job_state import JobState, Round
 from aelastic.rdzv.leader.roster import SUCCEEDED, Roster, RoundRules, hosts_of, joined, replaced_by
 from aelastic.rdzv.protocol import messages as m
@@ -44,7 +44,7 @@ class Coordinator(Machine[ev.Event, Send]):
     roster: Roster = field(default_factory=Roster)
     forming: Forming = field(init=False)
     newcomers: Newcomers = field(init=False)
-    inquiry: Inquiry = field(default_factory=Inquiry)
+    hang_comparison: HangComparison = field(default_factory=HangComparison)
     drain: Drain[Send] = field(default_factory=lambda: Drain(Send))
     gathering: Gathering | None = None  # of a round that is older than this leader
     verdict: m.Ended | None = None
@@ -261,7 +261,7 @@ class Coordinator(Machine[ev.Event, Send]):
     def _on_wish(self, wish: m.NodeMessage, now: float) -> list[Send]:
         match wish:
             case m.Hangs() | m.Saw():  # questions are void while no round runs
-                return self.inquiry.handle(wish, self.round, self.roster) if self.phase is Phase.RUNNING else []
+                return self.hang_comparison.handle(wish, self.round, self.roster) if self.phase is Phase.RUNNING else []
             case r.Ask(node_id, ask_id) if node_id != self.own_node_id and (refusal := self.rules.refusal(wish)):
                 return [Send(node_id, r.Answer(ask_id, False, refusal))]
             case r.Ask(_, ask_id) if ask_id in self._asks and self.phase is Phase.GATHERING:

@@ -1,9 +1,9 @@
-"""This node's part in an inquiry: asks what all workers of the job are doing, and answers for its own.
+"""This node's part in a hang comparison: asks what all workers of the job are doing, and answers for its own.
 
 A worker that hangs, or reports that a collective timed out, is mostly a victim: the rank that it waits for is
-elsewhere.  So all nodes are asked before anything is stopped (`rdzv/leader/inquiry.py` compares), within `ANSWER_S`.
-The ranks that differ ("odd" ones) fail, each on its own node, and the others are stopped as after any failure.  If
-no rank is odd, or no answer comes, the worker that was found first has failed, as without an inquiry.
+elsewhere.  So all nodes are asked before anything is stopped (`rdzv/leader/hang_comparison.py` compares), within
+`ANSWER_S`.  The ranks that differ, the outliers, fail, each on its own node, and the others are stopped as after any
+failure.  If there are none, or no answer comes, the worker that was found first has failed, as without a comparison.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def is_collective_timeout(failure: ProcessFailure) -> bool:
     return bool(re.search(_TIMED_OUT, failure.message))
 
 
-class Inquiries:
-    """Inquiries of one node, in one generation.
+class HangComparisons:
+    """Hang comparisons of one node, in one generation.
 
     Args:
         context: the context of the generation.
