@@ -395,7 +395,7 @@ class Generation:
                 if failure.names_lost_peer:
                     told.set()
                     await self._give_way()
-                await self.stuck.comparisons.excuse(start.local_rank, failure)
+                await self.stuck.comparisons.await_outliers(start.local_rank, failure)
                 await self._hold(failure)
             if exit_.exitcode:
                 await before.wait()

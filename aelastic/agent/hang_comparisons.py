@@ -116,7 +116,7 @@ class HangComparisons:
             await self._wait(lambda: self._told is not None or self.round != round_, COMPARED_S)
         return self._told
 
-    async def excuse(self, local_rank: int, failure: ProcessFailure) -> None:
+    async def await_outliers(self, local_rank: int, failure: ProcessFailure) -> None:
         """A collective timed out and ended a worker: the ranks that it waited for fail first, if they are found."""
         if not is_collective_timeout(failure) or not (round_ := self.round):
             return

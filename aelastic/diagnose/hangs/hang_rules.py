@@ -197,8 +197,8 @@ class HangRules:
                 life.since = {by: since + late_s for by, since in life.since.items()}
             sample = looked.samples.get(rank)
             for by in self._timeouts:
-                is_excused = rank in looked.waiting and by != "stuck"
-                if is_excused or sample is None or self._keeps(by, life, sample, elapsed_s):
+                is_exempt = rank in looked.waiting and by != "stuck"
+                if is_exempt or sample is None or self._keeps(by, life, sample, elapsed_s):
                     life.since[by] = now
                     life.told.discard(by)
                 elif by not in life.told and looked.began_at >= life.since[by] + self._timeouts[by] - EARLY_S:

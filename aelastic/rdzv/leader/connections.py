@@ -246,7 +246,7 @@ class Connections:
         lease_s = self.terms.lease_s  # times must equal those of `deadline` to the last bit
         self.absent.on_time(now)
         if have_slept:
-            self._excuse(now)
+            self._extend_leases(now)
         actions: list[Action] = []
         for conn, silent in list(takewhile(lambda each: each[1].heard_at + lease_s <= now, self._connections.items())):
             self._forget(conn)
@@ -263,7 +263,7 @@ class Connections:
             actions += self._answer_rivals(conn, now, is_alive=False)
         return actions
 
-    def _excuse(self, now: float) -> None:
+    def _extend_leases(self, now: float) -> None:
         """We have slept: silent connections get a new lease, but only once before they say something.
 
         The story behind it: the loop lags and is late for each deadline, so a dead machine would never be given up.

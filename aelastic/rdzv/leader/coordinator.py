@@ -452,7 +452,7 @@ class Coordinator(Machine[ev.Event, Send]):
         match step:
             case Step.WAIT:
                 self.deadline = self.forming.deadline
-                return leave + self.forming.tell_excuse(self.roster, self.round, now)
+                return leave + self.forming.tell_withdrawal(self.roster, self.round, now)
             case Step.TELL:
                 return leave + self.forming.tell_of_end(self.roster, self.round) + self._form(now)
             case Step.BEGIN:

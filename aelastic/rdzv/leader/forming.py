@@ -291,9 +291,9 @@ class Forming:
         stopping = roster.stopping
         return self._told([node_id for node_id in self.end.take_untold() if node_id in stopping], round_)
 
-    def tell_excuse(self, roster: Roster, round_: int, now: float) -> list[Send]:
+    def tell_withdrawal(self, roster: Roster, round_: int, now: float) -> list[Send]:
         """Tells nodes that the end of their round costs nothing after all, so that a later leader knows it."""
-        if self.is_behind or not self.end.is_excused or (cause := self.end.cause) is None:
+        if self.is_behind or not self.end.is_charge_withdrawn or (cause := self.end.cause) is None:
             return []
         decision = self.policy.decide(self._as_known(cause, now))
         self._tell(cause, decision)

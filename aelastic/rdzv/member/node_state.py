@@ -275,8 +275,8 @@ class NodeState:
         is_new = self.phase not in {m.NodePhase.READY, m.NodePhase.STOPPING}
         is_charged = interrupted.restart_count > self.restart_count and not interrupted.went_on
         # A loss from before the failure was reported after it.
-        is_excused = self.is_charged and not is_charged and not interrupted.went_on
-        if interrupted.round != self.round or not (is_new or is_excused):
+        is_charge_withdrawn = self.is_charged and not is_charged and not interrupted.went_on
+        if interrupted.round != self.round or not (is_new or is_charge_withdrawn):
             return False
         # What the end costs is settled when the next round begins; a later leader works it out again.
         self.phase = m.NodePhase.STOPPING if is_new else self.phase
