@@ -5,7 +5,7 @@ the `Story` of all of them.
 
 - An agent's row is cut into phases without gaps.  `detect` is the end of the workers' `run`: from the moment when the
   first of them was gone until the agent knew why.
-- A worker's row holds its lives, one for each generation.
+- A worker's row holds its incarnations, one for each generation.
 - A log without an end is shown as far as it goes; its last phase is open.
 """
 
@@ -42,7 +42,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Incarnation:
     """One process of a worker, from its start to its end."""
 
     generation: int
@@ -119,7 +119,7 @@ class NodeStory:
     workers: int = 0
     group_rank: int = NO_RANK  # when it first had one
     blocks: list[Block] = field(default_factory=list[Block])
-    lives: list[Life] = field(default_factory=list[Life])
+    incarnations: list[Incarnation] = field(default_factory=list[Incarnation])
     marks: list[Mark] = field(default_factory=list[Mark])
     formed: dict[int, float] = field(default_factory=dict[int, float])  # by round
     started: dict[int, float] = field(default_factory=dict[int, float])  # by round: all its workers run
@@ -134,7 +134,7 @@ class NodeStory:
 
     def ranks_of(self, local_rank: int) -> tuple[int, ...]:
         """Returns the global ranks that one of its workers had, in order, without repetition."""
-        return tuple(dict.fromkeys(life.rank for life in self.lives if life.local_rank == local_rank))
+        return tuple(dict.fromkeys(process.rank for process in self.incarnations if process.local_rank == local_rank))
 
 
 @dataclass(frozen=True, slots=True)
