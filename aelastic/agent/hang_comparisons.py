@@ -28,7 +28,7 @@ from aelastic.workers.states import Phase
 ANSWER_S = 3.0
 # The comparison follows at once, unless the leader is gone.
 COMPARED_S = 1.0
-# How long the node of the odd rank has to report its failure, before a victim reports its own.
+# How long the node of an outlier has to report its failure, before a victim reports its own.
 TOLD_S = 2.0
 
 # For a worker that has waited, but did not report how long.
@@ -94,7 +94,7 @@ class HangComparisons:
         if compared is None:
             return await self._act(found)
         if is_stopped and compared.odd and await self._wait(lambda: self.round != round_, TOLD_S):
-            return None  # an odd rank has failed
+            return None  # an outlier has failed
         if is_stopped and self._is_cause:
             self._is_cause, found = False, found.replace(reason=f"{found.reason}; {compared.text}")
         return await self._act(found.replace(has_stacks=True))
@@ -105,7 +105,7 @@ class HangComparisons:
         Args:
             reason: the reason, for the stack files.
             waited_s: how long the worker has waited already; 0: perhaps not at all.
-            is_stopped: odd ranks will be stopped, and have failed.
+            is_stopped: outliers will be stopped, and have failed.
         """
         if not (round_ := self.round):
             return None

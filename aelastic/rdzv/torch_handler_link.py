@@ -177,7 +177,7 @@ class TorchHandlerLink:
                 deliver(m.Look(message.round, message.reason))
             case m.Saw(_, round_, places) if self._hangs is not None and self._is_current(round_):
                 found = compare(places, self._hangs.waited_s)
-                deliver(m.Compared(round_, found.text, found.odd, self._hangs.is_stopped, self._hangs.waited_s))
+                deliver(m.Compared(round_, found.text, found.outliers, self._hangs.is_stopped, self._hangs.waited_s))
                 self._hangs = None
             case r.Ask(_, ask_id):
                 text = "a rendezvous of torch's has nobody who could agree on a step: use one of aelastic's back ends"

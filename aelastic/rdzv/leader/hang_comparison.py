@@ -22,7 +22,7 @@ NO_ANSWER = "no answer from its agent"
 def compared(question: m.Hangs, places: Sequence[Place]) -> m.Compared:
     """Compares the places of all workers that were reported."""
     found = compare(places, question.waited_s)
-    return m.Compared(question.round, found.text, found.odd, question.is_stopped, question.waited_s)
+    return m.Compared(question.round, found.text, found.outliers, question.is_stopped, question.waited_s)
 
 
 def filled(places: Sequence[Place], host: str, assigned: m.Assigned) -> list[Place]:

@@ -153,7 +153,7 @@ class Hangs(Record):
     round: int
     reason: str
     waited_s: float  # how long the node has waited for the worker already
-    is_stopped: bool  # odd ranks must be stopped
+    is_stopped: bool  # outliers must be stopped
     is_last: bool = False  # the node asked before and waits no longer: the answers so far are used
     number: int = 0  # how often this node has asked
 

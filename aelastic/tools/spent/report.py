@@ -46,14 +46,14 @@ def report_of(logs: Sequence[Log], price: tuple[float, str] | None, save_s: floa
         price: of an hour, and of what: `gpu` (a worker) or the whole job, ``.
         save_s: how long a save takes; `None`: as long as in drains.
     """
-    spent, odd, workers, is_cold, now = TimeSpent(GAP_S), 0, 1, False, 0.0
+    spent, damaged, workers, is_cold, now = TimeSpent(GAP_S), 0, 1, False, 0.0
     for now, entry in in_order(logs):
         try:
             spent.tell(entry.kind, entry.fields.get, now)
             workers = max(workers, entry.fields.get("world_size") or 0)
             is_cold |= entry.kind == "workers_started" and entry.fields["workers"][0].get("kind") == "cold"
         except (ValueError, TypeError, LookupError, AttributeError):
-            odd += 1  # left out; the others count
+            damaged += 1  # left out; the others count
     now = max([now, *(log.alive_at for log in logs if log.alive_at is not None)])
     spent.tell("alive", dict[str, None]().get, now)
     seconds = spent.until(now)
@@ -64,7 +64,7 @@ def report_of(logs: Sequence[Log], price: tuple[float, str] | None, save_s: floa
     return CostReport(
         next(log.run_id for log in logs if log.entries), sum(seconds.values()), workers, seconds, in_tenths(seconds),
         costs, notes_of(spent), tuple(advice_of(spent, save_s, is_cold=is_cold)),
-        odd + sum(log.damaged for log in logs),
+        damaged + sum(log.damaged for log in logs),
     )  # fmt: skip
 
 

@@ -179,8 +179,8 @@ def _notes_on(logs: Sequence[Log], nodes: Sequence[NodeStory]) -> list[str]:
     if damaged:
         where = ", ".join(log.source for log in logs if log.damaged)
         notes.append(f"{counted(damaged, 'damaged line')} left out ({where}).")
-    if odd := sum(node.odd for node in nodes):
-        notes.append(f"{counted(odd, 'record')} with missing fields left out.")
+    if incomplete := sum(node.incomplete for node in nodes):
+        notes.append(f"{counted(incomplete, 'record')} with missing fields left out.")
     if lost := sum(node.lost for node in nodes):
         notes.append(f"{counted(lost, 'record')} could not be written when they happened.")
     for node in nodes:

@@ -125,7 +125,7 @@ class NodeStory:
     started: dict[int, float] = field(default_factory=dict[int, float])  # by round: all its workers run
     told: dict[int, Told] = field(default_factory=dict[int, Told])  # by the round that was over
     recovered: dict[int, Recovery] = field(default_factory=dict[int, Recovery])  # by the round that continues in place
-    odd: int = 0  # entries with missing fields
+    incomplete: int = 0  # entries with missing fields
     lost: int = 0  # records that the agent could not write
 
     def lose(self, records: int) -> None:

@@ -61,7 +61,7 @@ class NodeReader:
             try:
                 self._take(entry, at)
             except (ValueError, TypeError, KeyError):
-                node.odd += 1  # left out; the rest is shown
+                node.incomplete += 1  # left out; the rest is shown
         if not log.is_ended:
             node.closing = "cut off" if log.is_dead else "unknown"
             if log.alive_at is not None:
