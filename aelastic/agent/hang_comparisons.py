@@ -67,10 +67,12 @@ class HangComparisons:
         act: Callable[[Found], Awaitable[None]],
     ) -> None:
         self._node_id, self._group = context.settings.node_id, context.group
-        self._say, self._tell = context.held.link.tell, context.tell
+        self._say, self._tell = context.resources.link.tell, context.tell
         self._see, self._act = see, act
         self._told: m.Compared | None = None  # the last comparison of this round
-        self._held: dict[int, ProcessFailure] = {}  # by local rank: failures of this round that are reported later
+        self._unreported: dict[
+            int, ProcessFailure
+        ] = {}  # by local rank: failures of this round that are reported later
         self._is_cause = True  # the next worker to be stopped is the first: its reason includes the comparison
         self._changed = anyio.Event()
 
@@ -120,7 +122,7 @@ class HangComparisons:
         """A collective timed out and ended a worker: the ranks that it waited for fail first, if they are found."""
         if not is_collective_timeout(failure) or not (round_ := self.round):
             return
-        self._held[local_rank] = failure
+        self._unreported[local_rank] = failure
         compared = await self.compare(failure.message, SOME_TIME_S, is_stopped=True)
         if compared is not None and compared.odd:
             await self._wait(lambda: self.round != round_, TOLD_S)
@@ -131,7 +133,7 @@ class HangComparisons:
             return
         match message:
             case m.Look(round_, reason):
-                places = await self._see(reason, self._held)
+                places = await self._see(reason, self._unreported)
                 self._say(m.Saw(self._node_id, round_, tuple(place.for_others for place in places)))
             case m.Compared(_, text, odd, is_stopped, waited_s):
                 self._told = message

@@ -156,25 +156,25 @@ class Run:
             done: is set at the end.
         """
         with anyio.CancelScope(shield=True):
-            held = self.resources
+            resources = self.resources
             try:
                 settings, host = self._settings, socket.gethostname()
                 names = {"run_id": settings.run_id, "node_id": settings.node_id, "host": host}
                 self._tell(introduction(settings.spec, **names, pid=os.getpid()))
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(held.backend.run, name="backend")
-                    tasks.start_soon(held.logs.run, name="logs")
-                    tasks.start_soon(held.store.run, name="store")
+                    tasks.start_soon(resources.backend.run, name="backend")
+                    tasks.start_soon(resources.logs.run, name="logs")
+                    tasks.start_soon(resources.store.run, name="store")
                     tasks.start_soon(self._run_link, name="rendezvous")
                     tasks.start_soon(self._observers.run, name="observers")
-                    tasks.start_soon(held.watches.run, name="watches")
-                    tasks.start_soon(held.progress.run, name="progress")
+                    tasks.start_soon(resources.watches.run, name="watches")
+                    tasks.start_soon(resources.progress.run, name="progress")
                     tasks.start_soon(self._hear_requests, name="requests")
-                    tasks.start_soon(held.control_socket.run, self._serve, name="control socket")
+                    tasks.start_soon(resources.control_socket.run, self._serve, name="control socket")
                     if settings.spec.notice_file is not None or settings.spec.notice_command is not None:
                         from aelastic.agent.requests.notice_sources import NoticeSources
 
-                        env = held.sockets.mark_env(settings.env)  # no process of a source outlives this agent
+                        env = resources.sockets.mark_env(settings.env)  # no process of a source outlives this agent
                         sources = NoticeSources(settings.spec, env, self._asked.post)
                         tasks.start_soon(sources.run, name="notice sources")
                     await self._run_group(tasks)
@@ -207,12 +207,14 @@ class Run:
         await self.resources.progress.end()
 
     def _carry_out(self, action: ev.Action, tasks: TaskGroup) -> None:  # noqa: C901, PLR0912  one case for each action
-        held, node_id = self.resources, self._settings.node_id
+        resources, node_id = self.resources, self._settings.node_id
         match action:
             case ev.Join():
                 self._join(tasks, action)
             case ev.Spawn(number):
-                context = GenerationContext(self._settings, held, self._group, tasks, self._mailbox.post, self._tell)
+                context = GenerationContext(
+                    self._settings, resources, self._group, tasks, self._mailbox.post, self._tell
+                )
                 if self._generation is not None:
                     self._generation.close()
                 self._generation = Generation(context, action, self._give_up)
@@ -228,18 +230,18 @@ class Run:
             case ev.Release():
                 self._current.release()
             case ev.TellOptedIn(round_):
-                held.link.tell(m.OptedIn(node_id, round_))
+                resources.link.tell(m.OptedIn(node_id, round_))
                 self._current.on_opted_in()
             case ev.TellPrepared(are_ready):
-                starts = m.Starts.READY if are_ready else held.starts(is_new=False)
-                held.link.tell(m.Prepared(node_id, starts))
+                starts = m.Starts.READY if are_ready else resources.starts(is_new=False)
+                resources.link.tell(m.Prepared(node_id, starts))
             case ev.TellFailed(round_, failure, at):
-                age_s, reached = clock.now() - at, held.reached(self._observers.state)
-                held.link.tell(m.Failed(node_id, round_, failure.for_others(), age_s, reached))
+                age_s, reached = clock.now() - at, resources.reached(self._observers.state)
+                resources.link.tell(m.Failed(node_id, round_, failure.for_others(), age_s, reached))
             case ev.TellSucceeded(round_):
-                held.link.tell(m.Succeeded(node_id, round_))
+                resources.link.tell(m.Succeeded(node_id, round_))
             case ev.TellLeft(reason):
-                held.link.tell(m.Left(node_id, reason))
+                resources.link.tell(m.Left(node_id, reason))
             case ev.Stop(_, local_ranks, signum):
                 generation = self._current
                 if signum == signal.SIGKILL and generation.stuck.stack_dumps.claim_dump(local_ranks):
@@ -254,17 +256,17 @@ class Run:
                 assert_never(action)
 
     def _join(self, tasks: TaskGroup, join: ev.Join) -> None:
-        held, is_new = self.resources, self._generation is None
-        starts = m.Starts.READY if join.are_ready else held.starts(is_new=is_new)
-        reached = None if is_new else held.reached(self._observers.state)
-        self._ready = ready = m.Ready(node_offer(self._settings, held.store, starts), reached, join.round)
-        if held.gate is not None:
-            tasks.start_soon(self._join_when_fit, held.gate, ready, name="health gate")
+        resources, is_new = self.resources, self._generation is None
+        starts = m.Starts.READY if join.are_ready else resources.starts(is_new=is_new)
+        reached = None if is_new else resources.reached(self._observers.state)
+        self._ready = ready = m.Ready(node_offer(self._settings, resources.store, starts), reached, join.round)
+        if resources.gate is not None:
+            tasks.start_soon(self._join_when_fit, resources.gate, ready, name="health gate")
             return
         if self._group.phase is Phase.FORMING:
             tasks.start_soon(self._join_in_place, ready, name="join")
             return
-        held.link.tell(ready)
+        resources.link.tell(ready)
         if starts is m.Starts.PREPARING:
             tasks.start_soon(self._tell_prepared, name="prepared")
 

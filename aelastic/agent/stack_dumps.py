@@ -53,7 +53,7 @@ class StackDumps:
 
     def __init__(self, context: GenerationContext) -> None:
         self._context, self._group = context, context.group
-        self._is_local, self._scratch = context.settings.is_local, context.held.logs.scratch
+        self._is_local, self._scratch = context.settings.is_local, context.resources.logs.scratch
         self._collected: anyio.Event | None = None  # set when the current collection is over
         self.taken = StacksTaken(0, "", {}, "")  # the last
         self._seen: dict[int, _Seen] = {}  # by local rank: its last stack
@@ -205,7 +205,7 @@ class StackDumps:
                 targets[rank] = pid
         if targets:
             usual = self._context.settings.env
-            env = self._context.held.sockets.mark_env({**usual, "RUST_BACKTRACE": "0"})
+            env = self._context.resources.sockets.mark_env({**usual, "RUST_BACKTRACE": "0"})
             await take(targets, Tools(find_py_spy(usual.get("PATH")), env), found)
 
     def _texts(self, found: Mapping[int, Stack | str], why: str) -> dict[int, tuple[Path, str]]:

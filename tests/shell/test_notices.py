@@ -51,8 +51,8 @@ class Node:
         self.said: list[Any] = []
         self.posted: list[ev.Event] = []
         self.told: list[Any] = []
-        held = SimpleNamespace(pages=self.pages, link=SimpleNamespace(tell=self.said.append))
-        context = SimpleNamespace(settings=SimpleNamespace(node_id="n1"), held=held, group=group)
+        resources = SimpleNamespace(pages=self.pages, link=SimpleNamespace(tell=self.said.append))
+        context = SimpleNamespace(settings=SimpleNamespace(node_id="n1"), resources=resources, group=group)
         context.post, context.tell = self.posted.append, self.told.append
         self.notices = Notices(cast(Any, context))
 

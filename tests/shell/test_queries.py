@@ -43,10 +43,10 @@ class Line:
         self.logs = SimpleNamespace(file_of=lambda rank, is_stderr: folder / f"{rank}-{is_stderr}")
         link = SimpleNamespace(tell=self.tell, coordinates=True)
         progress = SimpleNamespace(look_now=anyio.lowlevel.checkpoint)
-        held = SimpleNamespace(link=link, logs=self.logs, progress=progress, process_states=ProcessStates())
+        resources = SimpleNamespace(link=link, logs=self.logs, progress=progress, process_states=ProcessStates())
         settings = SimpleNamespace(node_id="n1", is_local=True, spec=SimpleNamespace(rdzv=None))
         self.state = RunState()
-        self.queries = Queries(cast(Any, settings), cast(Any, held), self.state, self.collect_stacks)
+        self.queries = Queries(cast(Any, settings), cast(Any, resources), self.state, self.collect_stacks)
 
     async def collect_stacks(self, why: str) -> StacksTaken:
         return StacksTaken(1, why, {}, "")

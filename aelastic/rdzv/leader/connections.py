@@ -441,7 +441,9 @@ class Connections:
         self.plans.forget(node_id)
         return [Say(conn, self.plans.empty.replace(ended=decision)), Drop(conn, in_order=True)]
 
-    def send_plans(self, log_plan: Callable[[str], log.Plan | None], held: Container[str], now: float) -> list[Action]:
+    def send_plans(
+        self, log_plan: Callable[[str], log.Plan | None], withheld: Container[str], now: float
+    ) -> list[Action]:
         """Sends nodes their plans, if these have changed.
 
         A node whose first status waits for a decision only reads that it has a leader.  What it must do follows from
@@ -449,7 +451,7 @@ class Connections:
 
         Args:
             log_plan: returns a node's plan for the log, by its name there.
-            held: names of nodes whose plans must wait.
+            withheld: names of nodes whose plans must wait.
             now: the time.
         """
         actions: list[Action] = []
@@ -457,7 +459,7 @@ class Connections:
             conn = self._conn_of.get(node_id)
             if conn is None:
                 continue
-            if self._connections[conn].name in held:
+            if self._connections[conn].name in withheld:
                 self.plans.send(node_id)
                 continue
             if node_id in self.unheard.first_reports:

@@ -5,14 +5,14 @@ A restart or a stop of the whole job is a drain that no node leaves.  It happens
 Ranks don't talk to each other about it; their agents do, while training continues.
 
 1. A node **requests** a drain, for itself or for another node.  The earliest deadline of all requests applies.
-2. **Freeze.**  Each agent holds its ranks at their next call, and reports how far its foremost rank is.
+2. **Freeze.**  Each agent pauses its ranks at their next call, and reports how far its foremost rank is.
 3. **Save.**  The leader names the call after the foremost one.  Ranks continue to that call, save there and wait.  If
    no rank has called `notice.due` yet, its first call is named, and workers that handle the drain signal receive it.
    If no rank has called it, and all workers recover in place, nothing is saved: the nodes that stay have the state.
 4. Once all nodes have saved, or the time is up, the round **ends** on all of them at once, and the nodes leave.
 
 A leader that takes over receives the request again from the node that made it, and freezes again.  A call that was
-named before is named again, unless a rank may be past it.  Without a request it lets the ranks that are held, or have
+named before is named again, unless a rank may be past it.  Without a request it lets the ranks that are paused, or have
 saved, continue.  A failure ends the round and the drain with it; the nodes leave all the same.  While no round runs
 they leave at once, because nothing is lost.
 """
@@ -44,7 +44,7 @@ from aelastic.rdzv.protocol.requests import (
 
 T = TypeVar("T")
 
-# Agents answer within some 10 ms.  A silent agent may not hold the ranks of the others for longer than this.
+# Agents answer within some 10 ms.  A silent agent may not pause the ranks of the others for longer than this.
 FREEZE_S = 5.0
 # A node repeats its request as soon as it has found a new leader.
 ASKED_AGAIN_S = 1.0
@@ -59,7 +59,7 @@ NOTICES_OF_A_TERM = 1_000
 
 class Step(StrEnum):
     OFF = auto()  # no drain
-    HELD = auto()  # ranks are held, or have saved, for an earlier leader; nobody has sent this one a request yet
+    PAUSED = auto()  # ranks are paused, or have saved, for an earlier leader; nobody has sent this one a request yet
     FREEZING = auto()  # nodes report how far they are
     SAVING = auto()  # nodes save
     OVER = auto()  # all have saved, or the time is up
@@ -184,7 +184,7 @@ class Drain(Generic[T]):
                 self._awaited.discard(node_id)
                 return [] if self._awaited else self._go_on(now)
             case Saved(_, notice_id) if self.step is Step.OFF and notice_id > self.notice_id:
-                self._on_held(notice_id, now)
+                self._on_paused(notice_id, now)
                 return []
             case Saved():
                 return []  # it answers an earlier notice
@@ -297,23 +297,23 @@ class Drain(Generic[T]):
         return True, wording.text_of(cause) + first
 
     def _on_frozen(self, frozen: Frozen, now: float) -> list[T]:
-        """A node holds its ranks.  Once all nodes do, the call is named."""
+        """A node has paused its ranks.  Once all nodes do, the call is named."""
         is_awaited = self.step is Step.FREEZING and frozen.notice_id == self.notice_id
-        self._on_held(frozen.notice_id, now)
+        self._on_paused(frozen.notice_id, now)
         if not is_awaited or frozen.node_id not in self._awaited:
             return []
         self._frozen[frozen.node_id] = frozen
         self._awaited.discard(frozen.node_id)
         return [] if self._awaited else self._go_on(now)
 
-    def _on_held(self, notice_id: int, now: float) -> None:
+    def _on_paused(self, notice_id: int, now: float) -> None:
         """A node's ranks wait for the next notice.  If no drain is on, an earlier leader announced one."""
         if self.step is Step.OFF:
-            self.step, self.deadline = Step.HELD, now + ASKED_AGAIN_S
+            self.step, self.deadline = Step.PAUSED, now + ASKED_AGAIN_S
         self.notice_id = max(self.notice_id, notice_id)
 
     def _on_deadline_passed(self, crew: Crew, now: float) -> list[T]:
-        if self.step is Step.HELD:
+        if self.step is Step.PAUSED:
             is_asked = self.aim is not None or self.leaving.keys() & {*crew.nodes}
             return [] if is_asked else self._call_off(crew)
         if self.step is Step.FREEZING and now < self._first.end_at:
@@ -338,11 +338,11 @@ class Drain(Generic[T]):
             return told
         if not self._awaited and self.step in {Step.FREEZING, Step.SAVING}:  # the last awaited node is gone
             return told + self._go_on(now)
-        if self.step is Step.HELD and now >= self._first.end_at:  # requested while this leader took over the round
+        if self.step is Step.PAUSED and now >= self._first.end_at:  # requested while this leader took over the round
             self.late = How(SaveOutcome.NO_CALL)
             self._end(self.late)
             return told
-        if self.step in {Step.OFF, Step.HELD}:
+        if self.step in {Step.OFF, Step.PAUSED}:
             self.step, self._round, self._nodes = Step.FREEZING, crew.round, crew.nodes
             self.save_at, self._frozen, self._awaited = 0, {}, {*crew.nodes}
             self.notice_id, self.is_signalled, self.late = self._next_id(crew), False, _NOT_ASKED
@@ -403,8 +403,8 @@ class Drain(Generic[T]):
         return Notice(self.notice_id, self._round, stage, self.save_at, self.is_signalled, left_s, aim.cause, verb)
 
     def validate(self) -> None:
-        is_timed = self.step in {Step.HELD, Step.FREEZING, Step.SAVING}
-        assert (self.deadline is not None) == is_timed, "ranks are held, and saves awaited, for a limited time"
+        is_timed = self.step in {Step.PAUSED, Step.FREEZING, Step.SAVING}
+        assert (self.deadline is not None) == is_timed, "ranks are paused, and saves awaited, for a limited time"
         assert not self.is_over or self.leaving or self.aim, "a drain is over for nodes that leave, or for the job"
 
 
