@@ -21,7 +21,7 @@ from aelastic.agent.calls import check, check_observers
 from aelastic.agent.group.events import Event, StopRequested
 from aelastic.agent.group.worker_env import CREDENTIALS_VARIABLE, SECRET_VARIABLE, SYSTEMD_VARIABLES, check_devices
 from aelastic.agent.group.worker_group import WorkerGroup
-from aelastic.agent.resources import AgentSettings, Asked
+from aelastic.agent.resources import AgentSettings, DrainRequest
 from aelastic.agent.run import Run, first_of
 from aelastic.base.host.shortages import shortage_of
 from aelastic.base.loop.mailbox import Mailbox
@@ -105,7 +105,7 @@ class Supervisor:
         self._settings = AgentSettings(spec, given_id or _random_run_id(), node_id, env, backend)
         self._group = WorkerGroup(spec)
         self._mailbox: Mailbox[Event] = Mailbox()
-        self._asked: Mailbox[Asked] = Mailbox()
+        self._asked: Mailbox[DrainRequest] = Mailbox()
         self._observers = Observers([LogLines(spec.shutdown_timeout_s), *observers])
         self._given_health = health_check_server
         self._health: HealthServer | ForeignServer | None = None  # only if something may query it
@@ -155,11 +155,11 @@ class Supervisor:
             reason: text for the log.
         """
         check(deadline_s=deadline_s, reason=reason)
-        self._asked.post(Asked(deadline_s, reason))
+        self._asked.post(DrainRequest(deadline_s, reason))
 
     def cancel_drain(self) -> None:
         """Cancels a drain: ranks that have saved and are waiting continue where they were."""
-        self._asked.post(Asked(None))
+        self._asked.post(DrainRequest(None))
 
     async def status(self) -> list[dict[str, Any]]:
         """Returns the status of each node of the job, one dict per node, with the fields of `/status`.

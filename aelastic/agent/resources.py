@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from aelastic.workers.forkserver.fork_server import ForkServer
 
 
-class Asked(Record):
+class DrainRequest(Record):
     """What this node requests of the job: to leave it within `deadline_s` seconds, or to stay after all (`None`)."""
 
     deadline_s: float | None

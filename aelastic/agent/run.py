@@ -20,7 +20,7 @@ from anyio.abc import TaskGroup
 from aelastic.agent.generation import Generation, can_start_ahead
 from aelastic.agent.group import events as ev
 from aelastic.agent.group.worker_group import WorkerGroup
-from aelastic.agent.resources import AgentSettings, Asked, GenerationContext, Resources, RunContext, node_offer
+from aelastic.agent.resources import AgentSettings, DrainRequest, GenerationContext, Resources, RunContext, node_offer
 from aelastic.agent.run_event_source import RunEventSource, introduction
 from aelastic.base.host import proc_table
 from aelastic.base.loop import clock
@@ -64,7 +64,7 @@ class Run:
         group: WorkerGroup,
         mailbox: Mailbox[ev.Event],
         observers: Observers,
-        asked: Mailbox[Asked],
+        asked: Mailbox[DrainRequest],
     ) -> None:
         self._settings = settings
         self._group = group

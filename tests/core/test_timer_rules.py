@@ -138,7 +138,7 @@ def test_processes_without_a_timer_are_forgotten_when_there_have_been_many(monke
         story.core.handle(t.Belongs(1, pid, 0), story.now)
         story.hear(line(pid, "load", -1, 0))
     assert len(story.core._owners) < t.OWNERS_MAX
-    assert story.hear(line(1000, "load", story.wall + 3)) == [t.Ask(1, 1000)]
+    assert story.hear(line(1000, "load", story.wall + 3)) == [t.FindOwner(1, 1000)]
     story.tell("1 sets step 4")
     assert [next_scope(story), next_scope(story)] == ["step", "kept"]
 
@@ -227,7 +227,7 @@ class Checked:
         expired = set()
         for action in actions:
             match action:
-                case t.Ask(generation, pid):
+                case t.FindOwner(generation, pid):
                     assert generation == self.generation
                     assert pid not in WORKERS or WORKERS[pid] in self.model.gone
                     rank = OWNER.get(pid)

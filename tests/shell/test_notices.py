@@ -22,7 +22,7 @@ from aelastic.agent.group.phases import Exits
 from aelastic.agent.requests import notice_sources
 from aelastic.agent.requests.notice_sources import DEADLINE_S, NoticeSources
 from aelastic.agent.requests.notices import Notices
-from aelastic.agent.resources import Asked
+from aelastic.agent.resources import DrainRequest
 from aelastic.rdzv.protocol import requests as r
 from aelastic.spec import WorkerSpec
 from aelastic.training.notice.page import CALLS, FROZEN, NONE, SAVE, SAVED_AT, attach
@@ -172,8 +172,8 @@ async def test_workers_that_have_not_ended_in_time_are_killed(node: Node) -> Non
 
 @of_a_node
 async def test_what_this_node_asks_has_an_id_of_its_own(node: Node) -> None:
-    node.notices.ask(Asked(60.0, "spot"))
-    node.notices.ask(Asked(None))
+    node.notices.ask(DrainRequest(60.0, "spot"))
+    node.notices.ask(DrainRequest(None))
     drain, cancel = node.said
     assert drain.ask_id != cancel.ask_id
     assert drain == r.Ask("n1", drain.ask_id, r.Verb.DRAIN, "", 60.0, "spot")
@@ -216,7 +216,7 @@ async def test_a_worker_without_a_page_has_not_saved_before_it_ends(node: Node) 
 async def test_a_file_that_says_nothing_or_nonsense_is_a_notice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard: list[Asked] = []
+    heard: list[DrainRequest] = []
     path = tmp_path / "notice"
     spec = WorkerSpec(entrypoint="true", notice_file=path)
 
@@ -228,13 +228,18 @@ async def test_a_file_that_says_nothing_or_nonsense_is_a_notice(
                 await anyio.sleep(0.01)
         tasks.cancel_scope.cancel()
     by = "by the notice file"
-    assert heard == [Asked(DEADLINE_S, by), Asked(None), Asked(DEADLINE_S, by), Asked(12.0, f"soon, {by}")]
+    assert heard == [
+        DrainRequest(DEADLINE_S, by),
+        DrainRequest(None),
+        DrainRequest(DEADLINE_S, by),
+        DrainRequest(12.0, f"soon, {by}"),
+    ]
     assert "is not a notice; draining within 30 s" in caplog.text
 
 
 @on_virtual_time
 async def test_a_file_that_is_being_written_is_one_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[Asked] = []
+    heard: list[DrainRequest] = []
     looks = [None, "", "drain 60 spot", "", "cancel"]
     monkeypatch.setattr(notice_sources, "_read", lambda path: looks.pop(0) if len(looks) > 1 else looks[0])
     monkeypatch.setattr(notice_sources, "FILE_INTERVAL_S", 0.01)
@@ -242,7 +247,7 @@ async def test_a_file_that_is_being_written_is_one_notice(monkeypatch: pytest.Mo
     spec = WorkerSpec(entrypoint="true", notice_file=Path("notice"))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(NoticeSources(spec, {}, heard.append).run)
-        while Asked(None) not in heard:  # noqa: ASYNC110  as above
+        while DrainRequest(None) not in heard:  # noqa: ASYNC110  as above
             await anyio.sleep(0.01)
         tasks.cancel_scope.cancel()
-    assert heard == [Asked(60.0, "spot, by the notice file"), Asked(None)]
+    assert heard == [DrainRequest(60.0, "spot, by the notice file"), DrainRequest(None)]

@@ -12,7 +12,7 @@ from typing import assert_never
 import anyio
 
 from aelastic.agent.group import events as ev
-from aelastic.agent.resources import Asked, RunContext
+from aelastic.agent.resources import DrainRequest, RunContext
 from aelastic.base.host import proc_table
 from aelastic.base.loop import clock
 from aelastic.observe.run_events import Announced
@@ -36,7 +36,7 @@ class Notices:
         self._following = anyio.CancelScope()
         self._changed = anyio.Event()
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: DrainRequest) -> None:
         """Requests that this node leaves, or stays after all."""
         verb = r.Verb.CANCEL if asked.deadline_s is None else r.Verb.DRAIN
         self._ask(verb, asked.reason, asked.deadline_s or 0.0)

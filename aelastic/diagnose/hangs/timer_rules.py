@@ -8,7 +8,7 @@ negative time clears.  One pid may have several, distinguished by scope; setting
 - The client uses the wall clock.  Each time is converted to our clock when it is read, so that setting the clock later
  moves no timer.
 - A timer belongs to a worker: the worker's own process set it, or one that the worker started.  The latter is looked
- up (`Ask`), and known from then on.  Timers of other processes are dropped.
+ up (`FindOwner`), and known from then on.  Timers of other processes are dropped.
 - Timers of an ended worker, and of an earlier generation, are forgotten.  Events about workers carry their generation:
  the end of an old worker does not clear timers of the new one that has its local rank.
 
@@ -81,7 +81,7 @@ class Heard(Record):
 
 
 class Belongs(Record):
-    """The answer to `Ask`."""
+    """The answer to `FindOwner`."""
 
     generation: int
     pid: int
@@ -94,7 +94,7 @@ Event: TypeAlias = Started | Ended | Heard | Belongs | DeadlinePassed
 # Actions.
 
 
-class Ask(Record):
+class FindOwner(Record):
     """Find out which worker a process belongs to.  Answered by `Belongs`, before the next `Heard`."""
 
     generation: int
@@ -120,7 +120,7 @@ class Complain(Record):
     quote: str
 
 
-Action: TypeAlias = Ask | Expired | Complain
+Action: TypeAlias = FindOwner | Expired | Complain
 
 
 _NUMBERS = (float, int)  # and not subclasses, such as that of True
@@ -271,7 +271,7 @@ class Timers:
             return self._set(pid, scope, timer)
         is_asked = pid in self._asked
         self._asked.setdefault(pid, {})[scope] = timer
-        return () if is_asked else (Ask(self._generation, pid),)
+        return () if is_asked else (FindOwner(self._generation, pid),)
 
     def _clear(self, pid: int, scope: str) -> None:
         if self._timers.pop((pid, scope), None) is not None:

@@ -24,7 +24,7 @@ LASTING = {r.Verb.DRAIN, r.Verb.RESTART, r.Verb.STOP, r.Verb.KILL}
 
 
 @dataclass(slots=True)
-class Asked:
+class OpenRequest:
     """A request of this node."""
 
     request: r.Ask
@@ -62,7 +62,7 @@ class NodeState:
     ended_alone_since: float | None = None
     has_spares: bool = False  # nodes wait for a place, as far as this node knows
     # This node's requests, by id: until they are answered, or, for requests that last, refused or done.
-    asked: dict[str, Asked] = field(default_factory=dict[str, "Asked"])
+    asked: dict[str, OpenRequest] = field(default_factory=dict[str, "OpenRequest"])
     # This node's queries, until they are answered.
     fetches: dict[str, r.Fetch] = field(default_factory=dict[str, r.Fetch])
     frozen: r.Frozen | None = None  # this node's progress with an announced interruption
@@ -158,7 +158,7 @@ class NodeState:
             case r.Ask():
                 if message.verb is r.Verb.CANCEL:
                     self._forget(r.Verb.DRAIN)
-                self.asked[message.ask_id] = Asked(message, now)
+                self.asked[message.ask_id] = OpenRequest(message, now)
                 if len(self.asked) > ASKED_MAX:
                     del self.asked[next(iter(self.asked))]
             case r.Fetch():
