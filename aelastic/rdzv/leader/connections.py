@@ -39,7 +39,7 @@ PROBE_TIMEOUT_S = 0.5
 HOSTS_MIN = 16
 
 
-class Stage(StrEnum):
+class ConnectionState(StrEnum):
     OPEN = auto()  # it has not said Hello
     WAITING = auto()  # its node is not admitted yet, because the agent with its node rank may live
     MEMBER = auto()  # it speaks for its node
@@ -52,7 +52,7 @@ class Connection:
     way: str  # our address, as the peer reached it
     heard_at: float  # when it last sent something, or we woke up
     said_at: float  # when its last message came
-    stage: Stage = Stage.OPEN
+    state: ConnectionState = ConnectionState.OPEN
     hello: m.Hello | None = None  # with the newest status, until its node is admitted
     node_id: str = ""
     host: str = ""  # of its node, as the node reports it
@@ -64,7 +64,7 @@ class Connection:
 
     @property
     def is_member(self) -> bool:
-        return self.stage is Stage.MEMBER
+        return self.state is ConnectionState.MEMBER
 
     def locate(self, node: m.Node) -> m.Node:
         """Returns a node with the addresses that its connection shows, and the rank that it was admitted with."""
@@ -204,25 +204,25 @@ class Connections:
             return []  # dropped while this was on its way
         self._connections[conn] = connection  # moves it to the end
         connection.heard_at = connection.said_at = now
-        match connection.stage:
+        match connection.state:
             case _ if isinstance(message, m.HungUp):  # its last message: later decisions are made without it
                 actions = self.on_closed(conn, now, has_hung_up=True, is_leading=is_leading)
                 self.on_opened(conn, connection.peer, connection.way, now)  # until it closes, or is silent for a lease
-                self._connections[conn].stage = Stage.HUNG_UP
+                self._connections[conn].state = ConnectionState.HUNG_UP
                 return actions
-            case Stage.HUNG_UP:
+            case ConnectionState.HUNG_UP:
                 return []
-            case Stage.OPEN if isinstance(message, m.Hello):
+            case ConnectionState.OPEN if isinstance(message, m.Hello):
                 return self._on_hello(conn, connection, message, now)
-            case Stage.OPEN:
+            case ConnectionState.OPEN:
                 return self._refuse(conn, "protocol error: the first message must be Hello", now)
-            case Stage.WAITING:
+            case ConnectionState.WAITING:
                 return self._on_said_early(conn, connection, message, now)
-            case Stage.MEMBER:
+            case ConnectionState.MEMBER:
                 alive = self._answer_rivals(conn, now, is_alive=True)
                 return alive + self._on_said(conn, connection, message, now)
             case _:
-                assert_never(connection.stage)
+                assert_never(connection.state)
 
     def on_garbled(self, conn: int, reason: str, now: float, *, is_other_protocol: bool) -> list[Action]:
         if conn not in self._connections:
@@ -323,7 +323,7 @@ class Connections:
             return self._refuse(conn, reason, now, is_final=False)
         if objection := objection_to(hello, self.terms, self.term):
             return self._refuse(conn, objection, now)
-        connection.stage, connection.hello = Stage.WAITING, hello
+        connection.state, connection.hello = ConnectionState.WAITING, hello
         connection.preferred_rank = hello.status.node.preferred_rank
         return self._admit_unless_rivalled(conn, now)
 
@@ -354,7 +354,7 @@ class Connections:
         actions: list[Action] = []
         for conn in probed.waiting if probed is not None else []:
             connection = self._connections.get(conn)
-            if connection is None or connection.stage is Stage.HUNG_UP:
+            if connection is None or connection.state is ConnectionState.HUNG_UP:
                 continue  # gone in the meantime
             if not is_alive:
                 if silent is not None and not silent.has_left:  # it is lost since its last message
@@ -393,7 +393,7 @@ class Connections:
             actions.append(Drop(old))
         self._graces.pop(node_id, None)
         self.absent.on_back(node_id)
-        connection.stage, connection.node_id = Stage.MEMBER, node_id
+        connection.state, connection.node_id = ConnectionState.MEMBER, node_id
         self._conn_of[node_id] = conn
         if connection.preferred_rank is not None:
             self._conn_of_rank[connection.preferred_rank] = conn
@@ -507,7 +507,7 @@ class Connections:
         members = {each.node_id: conn for conn, each in self._connections.items() if each.is_member}
         assert members == self._conn_of, "a node has one connection"
         assert not self._graces.keys() & self._conn_of.keys(), "a node that is connected is in no grace"
-        waiting = {conn for conn, each in self._connections.items() if each.stage is Stage.WAITING}
+        waiting = {conn for conn, each in self._connections.items() if each.state is ConnectionState.WAITING}
         rivalled = {conn for each in self._probed.values() for conn in each.waiting}
         assert waiting <= rivalled, "an agent waits for another"
         has_hello = {conn for conn, each in self._connections.items() if each.hello is not None}

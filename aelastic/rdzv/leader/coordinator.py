@@ -22,7 +22,7 @@ from aelastic.rdzv.leader import coordinator_events as ev
 from aelastic.rdzv.leader.coordinator_events import Phase, Send
 from aelastic.rdzv.leader.drain import Drain
 from aelastic.rdzv.leader.first_cause import GRACE_S
-from aelastic.rdzv.leader.forming import Forming, Newcomers, Step
+from aelastic.rdzv.leader.forming import Forming, Newcomers, NextStep
 from aelastic.rdzv.leader.gathering import Gathering, credible
 from aelastic.rdzv.leader.hang_comparison import HangComparison
 from aelastic.rdzv.leader.job_state import JobState, Round
@@ -445,23 +445,23 @@ class Coordinator(Machine[ev.Event, Send]):
         leave, verdict = self.drain.let_go(self.roster.members, now), self.drain.verdict
         self.drain.on_round_over()
         self.roster.leave_all_behind(send.node_id for send in leave)  # no round waits for these, or includes them
-        step = self.forming.step(self.roster, is_first=self.round == 0, now=now)
-        if verdict is not None and step is not Step.END:
+        step = self.forming.next_step(self.roster, is_first=self.round == 0, now=now)
+        if verdict is not None and step is not NextStep.END:
             return leave + self._close(verdict)
         is_refill = self.forming.refilled_until is not None
         match step:
-            case Step.WAIT:
+            case NextStep.WAIT:
                 self.deadline = self.forming.deadline
                 return leave + self.forming.tell_withdrawal(self.roster, self.round, now)
-            case Step.TELL:
+            case NextStep.TELL:
                 return leave + self.forming.tell_of_end(self.roster, self.round) + self._form(now)
-            case Step.BEGIN:
+            case NextStep.BEGIN:
                 return leave + self._begin_round(now)
-            case Step.GIVE_UP_STOPPING:
+            case NextStep.GIVE_UP_STOPPING:
                 return leave + self.forming.give_up_stopping(self.roster, self.round) + self._form(now)
-            case Step.END:  # nodes that leave have failed as well
+            case NextStep.END:  # nodes that leave have failed as well
                 return self._close(self.forming.verdict)
-            case Step.TIME_OUT:
+            case NextStep.TIME_OUT:
                 return leave + self._close(self.rules.timed_out(hosts_of(self.roster.ready), is_refill=is_refill))
             case _:
                 assert_never(step)

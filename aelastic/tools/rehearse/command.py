@@ -54,8 +54,8 @@ def run_rehearsal(script: Script, wanted: Wanted) -> int:
 
 
 def _run(script: Script, wanted: Wanted, root: Path, apart: Path, progress: ProgressLine) -> int:
-    place = _Place(progress)
-    rehearsals = Rehearsals(script, Files(root, apart), wanted.metric, wanted.for_s, place.watch)
+    position = _Position(progress)
+    rehearsals = Rehearsals(script, Files(root, apart), wanted.metric, wanted.for_s, position.watch)
     if not any(wanted.only in name for name in rehearsals.cases):
         raise InputError(f"--only {wanted.only}: no case name contains it; there are: {', '.join(rehearsals.cases)}")
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -65,7 +65,7 @@ def _run(script: Script, wanted: Wanted, root: Path, apart: Path, progress: Prog
         root.mkdir(parents=True, exist_ok=True)
         _make(apart, wanted)
         (apart / RESULT).write_text("{}")
-        return _rehearse(rehearsals, wanted, apart, place)
+        return _rehearse(rehearsals, wanted, apart, position)
     except KeyboardInterrupt:
         progress.clear()
         say(f"interrupted; logs and saved files: {apart}", sys.stderr)
@@ -79,7 +79,7 @@ def _run(script: Script, wanted: Wanted, root: Path, apart: Path, progress: Prog
         return EXIT_CANNOT
 
 
-class _Place:
+class _Position:
     """Where a rehearsal is, for the progress line."""
 
     def __init__(self, line: ProgressLine) -> None:
@@ -133,7 +133,7 @@ def _clear(apart: Path, wanted: Wanted) -> bool:
     return True
 
 
-def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, place: _Place) -> int:
+def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, position: _Position) -> int:
     found, to = list[CaseVerdict](), None if not wanted.is_json else io.StringIO()
     paint = paint_for(to or sys.stdout)
     in_place = rehearsals.in_place
@@ -142,7 +142,7 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, place: _Place
 
     def tell(verdict: CaseVerdict, word: str) -> None:
         found.append(verdict)
-        place.line.clear()
+        position.line.clear()
         name, text = f"{names[len(found) - 1]:<31}", f"{word:<5}{verdict.text}"
         shown = paint(word, VERDICT_COLOURS.get(word))
         say_painted(f"{len(found):2} {name} {shown}{printable(text.removeprefix(word))}", to)
@@ -159,13 +159,13 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, place: _Place
         said = json.dumps(result, indent=2)
         if where is not None:
             (where / RESULT).write_text(said)
-        place.line.clear()
+        position.line.clear()
         say(said if wanted.is_json else text)
         return EXIT_CODES[code]
 
     least = [name for name in asked if name not in in_place.cases] or asked
     say(_expected(1 + len(least)), to)
-    place.begin(1, 1 + len(least), names[0])
+    position.begin(1, 1 + len(least), names[0])
     try:
         tell(CaseVerdict(True, rehearsals.first()), "")
     except CannotError as error:
@@ -175,9 +175,9 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, place: _Place
     if in_place.why_not:
         say(f"   recovery in place is not rehearsed: {in_place.why_not}", to)
     try:
-        _run_cases(rehearsals, names, place, tell)
+        _run_cases(rehearsals, names, position, tell)
     finally:  # also if it is interrupted
-        place.line.clear()
+        position.line.clear()
         if len(found) > 1:
             say("\n".join(_table(dict(zip(names[1:], found[1:], strict=False)))), to)
     failed = [each for each in found if each.holds is False]
@@ -201,11 +201,11 @@ def _against(found: Collection[Habit]) -> list[str]:
 
 
 def _run_cases(
-    rehearsals: Rehearsals, names: Sequence[str], place: _Place, tell: Callable[[CaseVerdict, str], None]
+    rehearsals: Rehearsals, names: Sequence[str], position: _Position, tell: Callable[[CaseVerdict, str], None]
 ) -> None:
     """Runs all cases but the undisturbed run, which is the first of the names."""
     for number, name in enumerate(names[1:], 2):
-        place.begin(number, len(names), name)
+        position.begin(number, len(names), name)
         verdict = rehearsals.run(name)
         tell(verdict, "ok" if verdict.holds else "skip" if verdict.holds is None else "FAIL")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-Outcome: TypeAlias = Literal["succeeded", "failed", "stopped", "open"]
+WorkerOutcome: TypeAlias = Literal["succeeded", "failed", "stopped", "open"]
 # How a log ends: with the run; in the middle, and its agent is alive; in the middle, and it is dead; or unknown.
 Closing: TypeAlias = Literal["ended", "running", "cut off", "unknown"]
 CLOSING_WORDS: dict[Closing, str] = {
@@ -52,7 +52,7 @@ class Incarnation:
     pid: str
     start: float
     end: float
-    outcome: Outcome = "open"
+    outcome: WorkerOutcome = "open"
     headline: str = ""  # why it failed
     exitcode: int | None = None  # of a failure
     known_at: float = 0.0  # when the agent learned of its end

@@ -13,9 +13,9 @@ from aelastic.tools.timeline.model import (
     Mark,
     MarkKind,
     NodeStory,
-    Outcome,
     Recovery,
     Told,
+    WorkerOutcome,
 )
 from aelastic.tools.timeline.reader import Entry, Log, recovered_in
 from aelastic.tools.timeline.text import counted
@@ -185,7 +185,7 @@ class NodeReader:
 
     def _on_ended(self, entry: Entry, at: float) -> None:
         local_rank, outcome = entry.number("local_rank"), entry.text("outcome")
-        if outcome not in get_args(Outcome):
+        if outcome not in get_args(WorkerOutcome):
             raise ValueError(outcome)
         # A worker may be gone before all of its node are started.
         generation, number = entry.number("generation"), entry.number("round")
@@ -200,7 +200,8 @@ class NodeReader:
             headline, exitcode = message.partition("\n")[0].strip() or "failed", failure.get("exitcode")
         self._node.incarnations.append(
             replace(
-                process, end=at, known_at=at, outcome=cast("Outcome", outcome), headline=headline, last_round=number,
+                process, end=at, known_at=at, outcome=cast("WorkerOutcome", outcome), headline=headline,
+                last_round=number,
                 exitcode=exitcode if isinstance(exitcode, int) else None,
             )
         )  # fmt: skip
