@@ -29,7 +29,7 @@ ANSWER_S = 3.0
 # The comparison follows at once, unless the leader is gone.
 COMPARED_S = 1.0
 # How long the node of an outlier has to report its failure, before a victim reports its own.
-TOLD_S = 2.0
+OUTLIER_S = 2.0
 
 # For a worker that has waited, but did not report how long.
 SOME_TIME_S = 0.1
@@ -69,7 +69,7 @@ class HangComparisons:
         self._node_id, self._group = context.settings.node_id, context.group
         self._say, self._tell = context.resources.link.tell, context.tell
         self._see, self._act = see, act
-        self._told: m.Compared | None = None  # the last comparison of this round
+        self._comparison: m.Compared | None = None  # the last comparison of this round
         self._unreported: dict[
             int, ProcessFailure
         ] = {}  # by local rank: failures of this round that are reported later
@@ -95,7 +95,7 @@ class HangComparisons:
         compared = await self.compare(found.reason, found.waited_s, is_stopped=is_stopped)
         if compared is None:
             return await self._act(found)
-        if is_stopped and compared.odd and await self._wait(lambda: self.round != round_, TOLD_S):
+        if is_stopped and compared.odd and await self._wait(lambda: self.round != round_, OUTLIER_S):
             return None  # an outlier has failed
         if is_stopped and self._is_cause:
             self._is_cause, found = False, found.replace(reason=f"{found.reason}; {compared.text}")
@@ -111,12 +111,15 @@ class HangComparisons:
         """
         if not (round_ := self.round):
             return None
-        self._told, hangs = None, m.Hangs(self._node_id, round_, reason[:SENTENCE_CHARS_MAX], waited_s, is_stopped)
+        self._comparison, hangs = (
+            None,
+            m.Hangs(self._node_id, round_, reason[:SENTENCE_CHARS_MAX], waited_s, is_stopped),
+        )
         self._say(hangs)
-        if not await self._wait(lambda: self._told is not None or self.round != round_, ANSWER_S):
+        if not await self._wait(lambda: self._comparison is not None or self.round != round_, ANSWER_S):
             self._say(hangs.replace(is_last=True))
-            await self._wait(lambda: self._told is not None or self.round != round_, COMPARED_S)
-        return self._told
+            await self._wait(lambda: self._comparison is not None or self.round != round_, COMPARED_S)
+        return self._comparison
 
     async def await_outliers(self, local_rank: int, failure: ProcessFailure) -> None:
         """A collective timed out and ended a worker: the ranks that it waited for fail first, if they are found."""
@@ -125,9 +128,9 @@ class HangComparisons:
         self._unreported[local_rank] = failure
         compared = await self.compare(failure.message, SOME_TIME_S, is_stopped=True)
         if compared is not None and compared.odd:
-            await self._wait(lambda: self.round != round_, TOLD_S)
+            await self._wait(lambda: self.round != round_, OUTLIER_S)
 
-    async def on_told(self, message: m.Look | m.Compared) -> None:
+    async def on_received(self, message: m.Look | m.Compared) -> None:
         """Handles the leader's question, or its comparison."""
         if message.round != self.round:
             return
@@ -136,7 +139,7 @@ class HangComparisons:
                 places = await self._see(reason, self._unreported)
                 self._say(m.Saw(self._node_id, round_, tuple(place.for_others for place in places)))
             case m.Compared(_, text, odd, is_stopped, waited_s):
-                self._told = message
+                self._comparison = message
                 self.on_change()
                 self._tell(Compared(self._group.generation, text, odd))
                 known_s = waited_s if waited_s > SOME_TIME_S else 0.0

@@ -373,11 +373,11 @@ class Run:
             if self._tasks is not None:
                 self._tasks.start_soon(self._wait_while_cordoned, message, name="cordoned")
         elif isinstance(message, r.Notice | r.Answer):
-            self.notices.on_told(message)
+            self.notices.on_received(message)
             if isinstance(message, r.Answer) and "queries" in vars(self):  # else nobody waits for it
-                self.queries.on_told(message)
+                self.queries.on_received(message)
         elif isinstance(message, r.Shown):
-            self.queries.on_told(message.fetched)
+            self.queries.on_received(message.fetched)
         elif isinstance(message, r.Show):
             if self._tasks is not None:
                 self._tasks.start_soon(self.queries.show, message.fetch, name="shows")
@@ -387,7 +387,7 @@ class Run:
         elif not isinstance(message, m.Look | m.Compared):
             self._mailbox.post(message)
         elif self._tasks is not None and self._generation is not None:  # without workers it is meaningless
-            self._tasks.start_soon(self._generation.stuck.comparisons.on_told, message, name="hang comparison")
+            self._tasks.start_soon(self._generation.stuck.comparisons.on_received, message, name="hang comparison")
 
     async def _close(self) -> None:
         async with self.resources.closing(self._observers):

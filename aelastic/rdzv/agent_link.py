@@ -256,7 +256,7 @@ class AgentLink:
                         self._is_reached = True
             with anyio.fail_after(self._member.lease_s):
                 async with self._turn:
-                    return ev.CellSaid(await self._cell.read())
+                    return ev.CellAnswered(await self._cell.read())
         except (RendezvousError, InputError, TimeoutError) as caught:
             error = caught
             if isinstance(error, NotTrustedError) and error.leader is not None:

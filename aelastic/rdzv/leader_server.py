@@ -214,7 +214,7 @@ class LeaderServer(Incoming[ev.Event]):
             with anyio.fail_after(self.leader.lease_s):
                 async with self._turn:
                     stored = await do()
-            self._mailbox.post(ev.CellSaid(stored))
+            self._mailbox.post(ev.CellAnswered(stored))
         except (RendezvousError, InputError, TimeoutError) as error:
             reason = str(error) or "no answer"
             if self.leader.phase is Phase.LEADING:

@@ -156,12 +156,12 @@ class TorchHandlerLink:
         try:
             async with anyio.create_task_group() as tasks:
                 while True:
-                    self._on_told(await self._mailbox.next(None), tasks, deliver)
+                    self._on_received(await self._mailbox.next(None), tasks, deliver)
         finally:
             with anyio.CancelScope(shield=True):
                 await self.aclose()
 
-    def _on_told(
+    def _on_received(
         self, message: m.NodeMessage | None, tasks: TaskGroup, deliver: Callable[[m.LeaderMessage], None]
     ) -> None:
         match message:

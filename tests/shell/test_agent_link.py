@@ -88,7 +88,7 @@ async def test_an_endpoint_that_is_away_is_asked_again() -> None:
     mine = link(world)
     assert await mine._answer() == ev.CellFailed("the store in this process is down")
     world.is_down = False
-    assert await mine._answer() == ev.CellSaid(None)
+    assert await mine._answer() == ev.CellAnswered(None)
 
 
 async def test_agents_that_have_yet_to_hear_of_the_end_are_named_and_waited_for_until_it_is_asked_again(

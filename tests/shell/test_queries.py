@@ -56,14 +56,14 @@ class Line:
         match said:
             case r.Fetch():
                 is_back = anyio.current_time() >= self.other_is_back_at
-                self.queries.on_told(r.Answer(said.ask_id, True, "", ("n1", "n2") if is_back else ("n1",)))
+                self.queries.on_received(r.Answer(said.ask_id, True, "", ("n1", "n2") if is_back else ("n1",)))
                 self._tasks.start_soon(self.queries.show, said)
                 if is_back:
-                    self.queries.on_told(r.Fetched("n2", "n1", said.ask_id, "", "{}", is_last=False))
-                    self.queries.on_told(r.Fetched("n2", "n1", said.ask_id, "", ""))
+                    self.queries.on_received(r.Fetched("n2", "n1", said.ask_id, "", "{}", is_last=False))
+                    self.queries.on_received(r.Fetched("n2", "n1", said.ask_id, "", ""))
             case r.Fetched() if self.is_cut_after:
                 self.is_cut_after -= 1
-                self.queries.on_told(said)
+                self.queries.on_received(said)
             case _:
                 pass  # lost
 

@@ -45,7 +45,7 @@ class Notices:
         ask_id = f"{self._node_id}-{os.urandom(4).hex()}"
         self._say(r.Ask(self._node_id, ask_id, verb, "", deadline_s, reason[: r.REASON_MAX]))
 
-    def on_told(self, message: r.Notice | r.Answer) -> None:
+    def on_received(self, message: r.Notice | r.Answer) -> None:
         """Handles an announced or cancelled interruption, or the result of a request."""
         newest_id = 0 if self._newest is None else self._newest.notice_id
         match message:

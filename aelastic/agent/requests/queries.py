@@ -84,7 +84,7 @@ class Queries:
         self.users = UserNames()
         self._open: dict[str, Mailbox[r.Answer | r.Fetched]] = {}
 
-    def on_told(self, message: r.Answer | r.Fetched) -> None:
+    def on_received(self, message: r.Answer | r.Fetched) -> None:
         if message.ask_id in self._open:
             self._open[message.ask_id].post(message)
 

@@ -50,8 +50,8 @@ class ConnectionState(StrEnum):
 class Connection:
     peer: str
     way: str  # our address, as the peer reached it
-    heard_at: float  # when it last sent something, or we woke up
-    said_at: float  # when its last message came
+    active_at: float  # when it last sent something, or we woke up
+    received_at: float  # when its last message came
     state: ConnectionState = ConnectionState.OPEN
     hello: m.Hello | None = None  # with the newest status, until its node is admitted
     node_id: str = ""
@@ -176,7 +176,7 @@ class Connections:
 
     @property
     def deadline(self) -> float | None:
-        times = [oldest.heard_at + self.terms.lease_s for oldest in islice(self._connections.values(), 1)]
+        times = [oldest.active_at + self.terms.lease_s for oldest in islice(self._connections.values(), 1)]
         times += [*islice(self._graces.values(), 1), *(each.until for each in islice(self._probed.values(), 1))]
         return min(times, default=None)
 
@@ -203,7 +203,7 @@ class Connections:
         if connection is None:
             return []  # dropped while this was on its way
         self._connections[conn] = connection  # moves it to the end
-        connection.heard_at = connection.said_at = now
+        connection.active_at = connection.received_at = now
         match connection.state:
             case _ if isinstance(message, m.HungUp):  # its last message: later decisions are made without it
                 actions = self.on_closed(conn, now, has_hung_up=True, is_leading=is_leading)
@@ -239,7 +239,7 @@ class Connections:
             if may_live:  # its connection was reset, or it has another leader
                 self.absent.on_lost(node_id, now, is_unheard=is_leading and has_hung_up)
             self._graces[node_id] = now + GRACE_S
-            self.unheard.add(node_id, Broken(node_id, silent_s=now - connection.said_at), now)
+            self.unheard.add(node_id, Broken(node_id, silent_s=now - connection.received_at), now)
         return self._answer_rivals(conn, now, is_alive=False)
 
     def on_deadline_passed(self, now: float, *, have_slept: bool) -> list[Action]:
@@ -248,11 +248,11 @@ class Connections:
         if have_slept:
             self._extend_leases(now)
         actions: list[Action] = []
-        for conn, silent in list(takewhile(lambda each: each[1].heard_at + lease_s <= now, self._connections.items())):
+        for conn, silent in list(takewhile(lambda each: each[1].active_at + lease_s <= now, self._connections.items())):
             self._forget(conn)
             if silent.is_member and not silent.has_left:
                 self.absent.on_lost(silent.node_id, now, is_unheard=True)
-                lost = Lost(silent.node_id, f"silent for {lease_s:g} s", now - silent.said_at)
+                lost = Lost(silent.node_id, f"silent for {lease_s:g} s", now - silent.received_at)
                 self.unheard.add(silent.node_id, lost, now)
                 actions.append(Say(conn, m.GivenUp()))
             actions.append(Drop(conn))
@@ -269,8 +269,8 @@ class Connections:
         The story behind it: the loop lags and is late for each deadline, so a dead machine would never be given up.
         """
         for connection in self._connections.values():
-            if connection.heard_at > self._woke_at:
-                connection.heard_at = now
+            if connection.active_at > self._woke_at:
+                connection.active_at = now
         for node_id, until in self._graces.items():
             if until > self._woke_at + GRACE_S:
                 self._graces[node_id] = now + GRACE_S
@@ -358,7 +358,7 @@ class Connections:
                 continue  # gone in the meantime
             if not is_alive:
                 if silent is not None and not silent.has_left:  # it is lost since its last message
-                    self.unheard.add(silent.node_id, Broken(silent.node_id, silent_s=now - silent.said_at), now)
+                    self.unheard.add(silent.node_id, Broken(silent.node_id, silent_s=now - silent.received_at), now)
                     silent = None
                 actions += self._admit_unless_rivalled(conn, now, dead=rival)
                 continue
@@ -388,7 +388,7 @@ class Connections:
         node_id = status.node.node_id
         old, silent_s = self._conn_of.get(node_id), 0.0
         if old is not None:
-            silent_s = now - self._connections[old].said_at
+            silent_s = now - self._connections[old].received_at
             self._forget(old)
             actions.append(Drop(old))
         self._graces.pop(node_id, None)
@@ -475,8 +475,8 @@ class Connections:
         for node_id in self._conn_of:
             self.plans.change(node_id, decision, now)
 
-    def say_all(self, message: m.Downward, heard_after: float = -math.inf) -> list[Action]:
-        return [Say(i, message) for i in self._conn_of.values() if self._connections[i].heard_at > heard_after]
+    def say_all(self, message: m.Downward, active_after: float = -math.inf) -> list[Action]:
+        return [Say(i, message) for i in self._conn_of.values() if self._connections[i].active_at > active_after]
 
     def dismiss(self, last_word: m.Goodbye) -> list[Action]:
         """This agent no longer leads."""
@@ -498,9 +498,9 @@ class Connections:
         return connection
 
     def validate(self) -> None:
-        heard = [connection.heard_at for connection in self._connections.values()]
-        said = [connection.said_at for connection in self._connections.values()]
-        assert heard == sorted(heard) and said == sorted(said), "the longest silent connection is the first"
+        active = [connection.active_at for connection in self._connections.values()]
+        received = [connection.received_at for connection in self._connections.values()]
+        assert active == sorted(active) and received == sorted(received), "the longest silent connection is the first"
         assert list(self._graces.values()) == sorted(self._graces.values()), "graces end in their order"
         untils = [probed.until for probed in self._probed.values()]
         assert untils == sorted(untils), "probes end in their order"

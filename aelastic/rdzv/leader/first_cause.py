@@ -119,8 +119,8 @@ class RoundEnd:
     hosts: set[str] = field(default_factory=set[str])  # of its nodes
     unfit: set[str] = field(default_factory=set[str])  # those of them that came out of it unfit
     reached: dict[str, Reached] = field(default_factory=dict[str, Reached])  # by nodes that have reported it
-    untold: list[str] = field(default_factory=list[str])  # nodes that must be notified that it is over
-    told: Cause | None = None  # the cause that nodes were given
+    unnotified: list[str] = field(default_factory=list[str])  # nodes that must be notified that it is over
+    notified_cause: Cause | None = None  # the cause that nodes were given
     _ending: Loss | None = None  # the first loss that ends the round
     _explaining: Loss | None = None  # the first loss that explains the first failure
 
@@ -229,15 +229,15 @@ class RoundEnd:
     # What nodes receive.
 
     def tell(self, cause: Cause) -> None:
-        self.told = cause
+        self.notified_cause = cause
 
-    def await_telling(self, untold: list[str]) -> None:
+    def await_notification(self, unnotified: list[str]) -> None:
         """These nodes must be notified that the round is over."""
-        self.untold = untold
+        self.unnotified = unnotified
 
-    def take_untold(self) -> list[str]:
-        untold, self.untold = self.untold, []
-        return untold
+    def take_unnotified(self) -> list[str]:
+        unnotified, self.unnotified = self.unnotified, []
+        return unnotified
 
     def on_reached(self, node_id: str, reached: Reached | None) -> None:
         """Notes how far a node of the round was; its last report counts."""
@@ -291,7 +291,7 @@ class RoundEnd:
     @property
     def is_charge_withdrawn(self) -> bool:
         """Whether nodes have read that a failure is charged, but a loss has turned out to be its cause."""
-        if self.told is None or not self.told.is_failure or (cause := self.cause) is None:
+        if self.notified_cause is None or not self.notified_cause.is_failure or (cause := self.cause) is None:
             return False
         return cause.is_known and not cause.is_failure
 
@@ -314,7 +314,7 @@ class RoundEnd:
 
     def validate(self) -> None:
         assert self.broken <= self.losses.keys(), "a broken connection is a loss until its node is back"
-        assert self.told is None or not self.untold, "all nodes are notified at once, of the same cause"
+        assert self.notified_cause is None or not self.unnotified, "all nodes are notified at once, of the same cause"
         assert (self._ending, self._explaining) == self._weighed(), "the losses that come first are known"
 
 

@@ -176,7 +176,7 @@ class Forming:
             self.since = now
         if self.is_behind:  # the next report may be the first cause
             return self._wait(now)
-        if self.end.untold:
+        if self.end.unnotified:
             return self._explain(now)
         if roster.stopping:  # their agents bound that, each as its user configured it
             stop_by = self.since + rules.join_timeout_s
@@ -241,7 +241,7 @@ class Forming:
         decision = self.policy.decide(end := self._as_known(cause, now))
         if since is not None and now < since + decision.delay_s and not decision.is_final:
             return self._wait(since + decision.delay_s)
-        self.is_corrected |= self.end.told is not None and self.end.told != cause
+        self.is_corrected |= self.end.notified_cause is not None and self.end.notified_cause != cause
         step = self._answer(cause, decision, NextStep.BEGIN)
         if step is NextStep.BEGIN:
             self.restart_count = max(self.restart_count, self.end.restart_count + decision.is_charged)
@@ -289,7 +289,7 @@ class Forming:
     def tell_of_end(self, roster: Roster, round_: int) -> list[Send]:
         """Tells nodes that have not been notified why their round is over."""
         stopping = roster.stopping
-        return self._told([node_id for node_id in self.end.take_untold() if node_id in stopping], round_)
+        return self._told([node_id for node_id in self.end.take_unnotified() if node_id in stopping], round_)
 
     def tell_withdrawal(self, roster: Roster, round_: int, now: float) -> list[Send]:
         """Tells nodes that the end of their round costs nothing after all, so that a later leader knows it."""
@@ -331,7 +331,7 @@ class Forming:
         self.deadline = deadline
         return NextStep.WAIT
 
-    def restart(self, untold: list[str], cause: Cause | None, now: float, *, in_place: bool) -> None:
+    def restart(self, unnotified: list[str], cause: Cause | None, now: float, *, in_place: bool) -> None:
         """Ends a round, for a cause that costs nothing or for what is known; these nodes must be notified.
 
         Args:
@@ -341,7 +341,7 @@ class Forming:
         if cause is not None:
             self.end.on_free(cause, now)
         self.since = now
-        self.end.await_telling(untold)
+        self.end.await_notification(unnotified)
 
     def crew(self, roster: Roster, gathering: Gathering | None, round_: int, phase: Phase) -> Crew:
         """Returns the nodes of the job that a request may concern, and how many of them the job needs."""

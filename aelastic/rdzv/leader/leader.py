@@ -227,7 +227,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             case ev.Flushed(conn, serial):
                 self._on_flushed(conn, serial)
                 actions = []
-            case ev.CellSaid(stored):
+            case ev.CellAnswered(stored):
                 actions = self._on_cell(stored, now)
             case ev.CellFailed():
                 self.cell.on_failed(now, must_read=not self.is_cell_ours)
@@ -261,7 +261,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         if isinstance(message, m.HungUp):
             self._on_follower_closed(conn, Close.HUNG_UP)
         if (name := self.connections.name_of(conn)) and name != self.name:
-            self.followers.on_heard(name, now, self.lease_s)
+            self.followers.on_received(name, now, self.lease_s)
             if (status := self.connections.log_of(conn)) is not None:
                 self._on_status(conn, name, status, now)
         return actions
