@@ -21,7 +21,7 @@ from aelastic.agent.calls import check, check_observers
 from aelastic.agent.group.events import Event, StopRequested
 from aelastic.agent.group.worker_env import CREDENTIALS_VARIABLE, SECRET_VARIABLE, SYSTEMD_VARIABLES, check_devices
 from aelastic.agent.group.worker_group import WorkerGroup
-from aelastic.agent.resources import AgentSettings, Asked
+from aelastic.agent.resources import AgentSettings, DrainRequest
 from aelastic.agent.run import Run, first_of
 from aelastic.base.host.shortages import shortage_of
 from aelastic.base.loop.mailbox import Mailbox
@@ -105,7 +105,7 @@ class Supervisor:
         self._settings = AgentSettings(spec, given_id or _random_run_id(), node_id, env, backend)
         self._group = WorkerGroup(spec)
         self._mailbox: Mailbox[Event] = Mailbox()
-        self._asked: Mailbox[Asked] = Mailbox()
+        self._asked: Mailbox[DrainRequest] = Mailbox()
         self._observers = Observers([LogLines(spec.shutdown_timeout_s), *observers])
         self._given_health = health_check_server
         self._health: HealthServer | ForeignServer | None = None  # only if something may query it
@@ -138,9 +138,9 @@ class Supervisor:
         if self._finding_cpus is not None:
             self._finding_cpus.cancel()
         if self._run is not None and (self._group.verdict is not None or self._group.is_done):
-            self._run.resources.link.hurry()  # do not wait for agents that do not know how the job ended
+            self._run.resources.link.cut_short()  # do not wait for agents that do not know how the job ended
         if self._run is not None and self._group.is_done:
-            self._run.resources.logs.hurry()  # nor for the console
+            self._run.resources.logs.cut_short()  # nor for the console
             self._observers.give_up()
 
     def drain(self, deadline_s: float, reason: str = "") -> None:
@@ -155,11 +155,11 @@ class Supervisor:
             reason: text for the log.
         """
         check(deadline_s=deadline_s, reason=reason)
-        self._asked.post(Asked(deadline_s, reason))
+        self._asked.post(DrainRequest(deadline_s, reason))
 
     def cancel_drain(self) -> None:
         """Cancels a drain: ranks that have saved and are waiting continue where they were."""
-        self._asked.post(Asked(None))
+        self._asked.post(DrainRequest(None))
 
     async def status(self) -> list[dict[str, Any]]:
         """Returns the status of each node of the job, one dict per node, with the fields of `/status`.
@@ -170,7 +170,7 @@ class Supervisor:
             return []
         import json
 
-        shown = await self._run.enquiries.fetch(r.What.STATUS)
+        shown = await self._run.queries.fetch(r.What.STATUS)
         return [json.loads(text) for text in shown.found.values()]
 
     async def restart(self, reason: str = "", *, at_save_s: float | None = None) -> None:
@@ -203,7 +203,7 @@ class Supervisor:
         if self._run is None or self._group.is_done:
             raise RequestError("the job is not running: the run has not begun, or has ended")
         fields = {"deadline_s": at_save_s or 0.0, "at_save": at_save_s is not None}
-        answer = await self._run.enquiries.ask(verb, reason, **fields)
+        answer = await self._run.queries.ask(verb, reason, **fields)
         if answer is None:
             raise RequestError("no answer from the leader; the request may or may not be carried out")
         if not answer.is_applied:

@@ -12,8 +12,8 @@
 - `channels`: how users reach the job, and how workers reach their agent
 - `postmortem`: a worker's return value, or why it failed; `error_rules`: which rules match that failure
 - `requests`: requests to a running job
-- `stuck_workers`: workers that hang or do not end: `stack_dumps` takes their stacks, `inquiry` asks all nodes, and
- `places` finds where they are
+- `stuck_workers`: workers that hang or do not end: `stack_dumps` takes their stacks, `hang_comparisons` asks all nodes,
+ and `places` finds where they are
 - `calls`: checks what a program passes to a `Supervisor`
 - `health_gate`: whether this node is fit
 """

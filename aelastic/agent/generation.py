@@ -80,7 +80,7 @@ class Generation:
         self._is_ahead = spawn.assigned is None  # workers are started before a round takes this node in
         self._assigned = spawn.assigned or provisional(context.settings)
         self._context, self._settings, self._group = context, context.settings, context.group
-        self._resources, self._post, self._tell = context.held, context.post, context.tell
+        self._resources, self._post, self._tell = context.resources, context.post, context.tell
         self._give_up = give_up
         self._killed: set[int] = set()  # local ranks that were sent SIGKILL
         self._links = WorkerLinks(self.number, self._resources.sockets, self._post)
@@ -107,41 +107,41 @@ class Generation:
             raise
 
     async def _run(self) -> None:
-        held, local_ranks = self._resources, range(self._settings.spec.local_world_size)
-        await held.progress.end()
-        await held.logs.end_attempt()
+        resources, local_ranks = self._resources, range(self._settings.spec.local_world_size)
+        await resources.progress.end()
+        await resources.logs.end_attempt()
         starts: list[WorkerStart] = []
         ids: Mapping[int, Any] | None = None
         with self._start, self._giving_up():
             await self._get_ready()
-            pages = held.pages.begin(self.number, local_ranks if self._settings.is_local else ())
+            pages = resources.pages.begin(self.number, local_ranks if self._settings.is_local else ())
             envs = {rank: self._worker_env(rank, pages.get(rank)) for rank in local_ranks}
-            files = await held.logs.open_attempt(self.number - 1, envs)
-            if held.recorder is not None:
-                await held.recorder.begin(held.logs.root / f"flight_recorder_{self.number - 1}", envs)
-            held.progress.begin(self.number, [int(envs[rank]["RANK"]) for rank in local_ranks])
+            files = await resources.logs.open_attempt(self.number - 1, envs)
+            if resources.recorder is not None:
+                await resources.recorder.begin(resources.logs.root / f"flight_recorder_{self.number - 1}", envs)
+            resources.progress.begin(self.number, [int(envs[rank]["RANK"]) for rank in local_ranks])
             if self._group.phase is Phase.SPAWNING:
                 starts = [self._worker_start(rank, files[rank], envs[rank]) for rank in local_ranks]
                 self._context.starts.update((start.local_rank, start) for start in starts)
-                held.start_watch.begin(starts)
-                starter, by = self._settings.starter, held.backend.start
+                resources.start_watch.begin(starts)
+                starter, by = self._settings.starter, resources.backend.start
                 ids = await (by(starts) if starter is None else starter(starts, by))
-                held.logs.started(ids)
+                resources.logs.started(ids)
         if ids is None:
             self._links.close()
             self._post(ev.SpawnCancelled(self.number))
         elif self._group.is_done:  # the group gave up on a back end that could not be cancelled
             self._links.close()
             for start in starts:
-                held.backend.stop(start.local_rank, signal.SIGKILL)
+                resources.backend.stop(start.local_rank, signal.SIGKILL)
         else:
             # After the workers: they need a second before they need the store.
             if self._serves_store:
-                held.store.serve()
-            self._post(ev.Spawned(self.number, ids, frozenset(filter(held.backend.is_warm, ids))))
+                resources.store.serve()
+            self._post(ev.Spawned(self.number, ids, frozenset(filter(resources.backend.is_warm, ids))))
             self._watch(ids)
-            held.postmortem.prepare()
-            if self.number == 1 and held.recorder is not None:
+            resources.postmortem.prepare()
+            if self.number == 1 and resources.recorder is not None:
                 self._context.tasks.start_soon(self.stuck.stack_dumps.warn_unless_seen, name="a first look at stacks")
             for start in starts:
                 self._follow_soon(start)
@@ -252,24 +252,26 @@ class Generation:
 
     async def replace(self, action: ev.Replace) -> None:
         """Replaces a worker whose processes are all gone."""
-        rank, held = action.local_rank, self._resources
+        rank, resources = action.local_rank, self._resources
         start = self._context.starts[rank]
         self._context.ended.discard(rank)
         self._context.asked_at.pop(rank, None)
         self._killed.discard(rank)
         self.return_values.pop(rank, None)
-        held.pages.renew(rank)
+        resources.pages.renew(rank)
         await run_sync(_remove, start.error_file)
         socket_variable = self._listen(rank, action.process)
         start = start.replace(env={**start.env, **socket_variable})
         self._context.starts[rank] = start
         try:
-            id_ = await held.backend.replace(start)
+            id_ = await resources.backend.replace(start)
         except HostError as error:
             self._give_up(error)
             self._post(ev.Cleared(self.number, rank))
             return
-        self._post(ev.Replaced(self.number, rank, id_, held.backend.is_warm(rank), has_socket=bool(socket_variable)))
+        self._post(
+            ev.Replaced(self.number, rank, id_, resources.backend.is_warm(rank), has_socket=bool(socket_variable))
+        )
         self._follow_soon(start)
 
     @cached_property
@@ -288,14 +290,14 @@ class Generation:
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
         if self._stuck is not None:
-            self._stuck.inquiries.on_change()
+            self._stuck.comparisons.on_change()
 
     def stacks_of_killed(self) -> dict[int, str]:
         """Returns a description, with the stack, of each worker that had to be killed, by global rank."""
         return {} if self._stuck is None else self._stuck.stack_dumps.stacks_of_killed()
 
     async def _get_ready(self) -> None:
-        """Prepares the start of workers.  Those that start ahead are in no hurry, and start warm if they can."""
+        """Prepares the start of workers.  Those that start ahead have time, and start warm if they can."""
         if self._is_ahead:
             await self._resources.prepared()
         await self._listen_for_workers()
@@ -353,12 +355,12 @@ class Generation:
 
     async def _follow(self, start: WorkerStart) -> None:
         """Waits for one worker to end, and for all processes that it leaves behind."""
-        held, local_rank = self._resources, start.local_rank
-        exit_ = await held.backend.wait(local_rank)
+        resources, local_rank = self._resources, start.local_rank
+        exit_ = await resources.backend.wait(local_rank)
         self._one_has_ended.set()
         self._context.ended.add(local_rank)
         self.on_change()
-        held.watches.ended(self.number, local_rank)
+        resources.watches.ended(self.number, local_rank)
         gone_at = clock.now()
         # A worker that was asked to end is a victim, whatever it reports; or was found unhealthy, for a known reason.
         if local_rank in self._group.exits.failed:
@@ -367,7 +369,7 @@ class Generation:
             await self._tell_in_turn(start, exit_, gone_at)
         elif local_rank in self._context.asked_at or local_rank in self._killed:
             worker, known = self._group.workers[local_rank], [*self._group.exits.failed.values()]
-            raised = await held.postmortem.raised(start, worker, exit_.exitcode, known)
+            raised = await resources.postmortem.raised(start, worker, exit_.exitcode, known)
             self._post(ev.Exited(self.number, local_rank, None, gone_at, raised))
         elif exit_.by_guard:  # another round may have begun: neither this worker nor its node failed
             self._post(Interrupted(self._assigned.round, FROZEN, self._assigned.restart_count))
@@ -375,7 +377,7 @@ class Generation:
         else:
             await self._tell_in_turn(start, exit_, gone_at)
         await anyio.lowlevel.checkpoint()  # report first: looking for leftovers takes milliseconds
-        await held.backend.clear(local_rank)
+        await resources.backend.clear(local_rank)
         self._links.on_ended(local_rank)
         self._post(ev.Cleared(self.number, local_rank))
 
@@ -395,7 +397,7 @@ class Generation:
                 if failure.names_lost_peer:
                     told.set()
                     await self._give_way()
-                await self.stuck.inquiries.excuse(start.local_rank, failure)
+                await self.stuck.comparisons.await_outliers(start.local_rank, failure)
                 await self._hold(failure)
             if exit_.exitcode:
                 await before.wait()

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from aelastic.workers.forkserver.fork_server import ForkServer
 
 
-class Asked(Record):
+class DrainRequest(Record):
     """What this node requests of the job: to leave it within `deadline_s` seconds, or to stay after all (`None`)."""
 
     deadline_s: float | None
@@ -260,7 +260,7 @@ class RunContext:
 
     Args:
         settings: the agent's settings.
-        held: the run's resources.
+        resources: the run's.
         group: the workers; read, never changed.
         tasks: the task group of the run.
         post: takes events, for the group.
@@ -270,13 +270,13 @@ class RunContext:
     def __init__(
         self,
         settings: AgentSettings,
-        held: Resources,
+        resources: Resources,
         group: WorkerGroup,
         tasks: TaskGroup,
         post: Callable[[Event], None],
         tell: Callable[[RunEvent], None],
     ) -> None:
-        self.settings, self.held, self.group = settings, held, group
+        self.settings, self.resources, self.group = settings, resources, group
         self.tasks, self.post, self.tell = tasks, post, tell
 
 

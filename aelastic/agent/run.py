@@ -20,7 +20,7 @@ from anyio.abc import TaskGroup
 from aelastic.agent.generation import Generation, can_start_ahead
 from aelastic.agent.group import events as ev
 from aelastic.agent.group.worker_group import WorkerGroup
-from aelastic.agent.resources import AgentSettings, Asked, GenerationContext, Resources, RunContext, node_offer
+from aelastic.agent.resources import AgentSettings, DrainRequest, GenerationContext, Resources, RunContext, node_offer
 from aelastic.agent.run_event_source import RunEventSource, introduction
 from aelastic.base.host import proc_table
 from aelastic.base.loop import clock
@@ -35,8 +35,8 @@ from aelastic.workers.states import Phase, WorkerState
 
 if TYPE_CHECKING:
     from aelastic.agent.health_gate import HealthGate
-    from aelastic.agent.requests.enquiries import Enquiries
     from aelastic.agent.requests.notices import Notices
+    from aelastic.agent.requests.queries import Queries
     from aelastic.agent.watches.watch import Found
     from aelastic.result import RunResult
 
@@ -64,7 +64,7 @@ class Run:
         group: WorkerGroup,
         mailbox: Mailbox[ev.Event],
         observers: Observers,
-        asked: Mailbox[Asked],
+        asked: Mailbox[DrainRequest],
     ) -> None:
         self._settings = settings
         self._group = group
@@ -105,16 +105,16 @@ class Run:
         return self._result
 
     @cached_property
-    def enquiries(self) -> Enquiries:
+    def queries(self) -> Queries:
         """Handles queries and requests between this node and the job; created when first needed."""
-        from aelastic.agent.requests.enquiries import Enquiries
+        from aelastic.agent.requests.queries import Queries
 
-        return Enquiries(self._settings, self.resources, self._observers.state, self.collect_stacks)
+        return Queries(self._settings, self.resources, self._observers.state, self.collect_stacks)
 
     async def _serve(self, conn: socket.socket) -> None:
         from aelastic.agent.requests.answers import serve
 
-        await serve(conn, self.enquiries, self._observers)
+        await serve(conn, self.queries, self._observers)
 
     async def collect_stacks(self, why: str) -> StacksTaken:
         if self._tasks is None or self._generation is None:
@@ -147,7 +147,7 @@ class Run:
     async def _on_found(self, found: Found) -> None:
         if self._current.is_held and found.by in {"hang", "output"}:
             return  # a peer has failed, and the workers wait for it
-        await self._current.stuck.inquiries.on_found(found)
+        await self._current.stuck.comparisons.on_found(found)
 
     async def run(self, done: anyio.Event) -> None:
         """Runs to the end, and closes everything.  Cancelling the caller does not cancel it.
@@ -156,25 +156,25 @@ class Run:
             done: is set at the end.
         """
         with anyio.CancelScope(shield=True):
-            held = self.resources
+            resources = self.resources
             try:
                 settings, host = self._settings, socket.gethostname()
                 names = {"run_id": settings.run_id, "node_id": settings.node_id, "host": host}
                 self._tell(introduction(settings.spec, **names, pid=os.getpid()))
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(held.backend.run, name="backend")
-                    tasks.start_soon(held.logs.run, name="logs")
-                    tasks.start_soon(held.store.run, name="store")
+                    tasks.start_soon(resources.backend.run, name="backend")
+                    tasks.start_soon(resources.logs.run, name="logs")
+                    tasks.start_soon(resources.store.run, name="store")
                     tasks.start_soon(self._run_link, name="rendezvous")
                     tasks.start_soon(self._observers.run, name="observers")
-                    tasks.start_soon(held.watches.run, name="watches")
-                    tasks.start_soon(held.progress.run, name="progress")
+                    tasks.start_soon(resources.watches.run, name="watches")
+                    tasks.start_soon(resources.progress.run, name="progress")
                     tasks.start_soon(self._hear_requests, name="requests")
-                    tasks.start_soon(held.control_socket.run, self._serve, name="control socket")
+                    tasks.start_soon(resources.control_socket.run, self._serve, name="control socket")
                     if settings.spec.notice_file is not None or settings.spec.notice_command is not None:
                         from aelastic.agent.requests.notice_sources import NoticeSources
 
-                        env = held.sockets.mark_env(settings.env)  # no process of a source outlives this agent
+                        env = resources.sockets.mark_env(settings.env)  # no process of a source outlives this agent
                         sources = NoticeSources(settings.spec, env, self._asked.post)
                         tasks.start_soon(sources.run, name="notice sources")
                     await self._run_group(tasks)
@@ -207,12 +207,14 @@ class Run:
         await self.resources.progress.end()
 
     def _carry_out(self, action: ev.Action, tasks: TaskGroup) -> None:  # noqa: C901, PLR0912  one case for each action
-        held, node_id = self.resources, self._settings.node_id
+        resources, node_id = self.resources, self._settings.node_id
         match action:
             case ev.Join():
                 self._join(tasks, action)
             case ev.Spawn(number):
-                context = GenerationContext(self._settings, held, self._group, tasks, self._mailbox.post, self._tell)
+                context = GenerationContext(
+                    self._settings, resources, self._group, tasks, self._mailbox.post, self._tell
+                )
                 if self._generation is not None:
                     self._generation.close()
                 self._generation = Generation(context, action, self._give_up)
@@ -228,18 +230,18 @@ class Run:
             case ev.Release():
                 self._current.release()
             case ev.TellOptedIn(round_):
-                held.link.tell(m.OptedIn(node_id, round_))
+                resources.link.tell(m.OptedIn(node_id, round_))
                 self._current.on_opted_in()
             case ev.TellPrepared(are_ready):
-                starts = m.Starts.READY if are_ready else held.starts(is_new=False)
-                held.link.tell(m.Prepared(node_id, starts))
+                starts = m.Starts.READY if are_ready else resources.starts(is_new=False)
+                resources.link.tell(m.Prepared(node_id, starts))
             case ev.TellFailed(round_, failure, at):
-                age_s, reached = clock.now() - at, held.reached(self._observers.state)
-                held.link.tell(m.Failed(node_id, round_, failure.for_others(), age_s, reached))
+                age_s, reached = clock.now() - at, resources.reached(self._observers.state)
+                resources.link.tell(m.Failed(node_id, round_, failure.for_others(), age_s, reached))
             case ev.TellSucceeded(round_):
-                held.link.tell(m.Succeeded(node_id, round_))
+                resources.link.tell(m.Succeeded(node_id, round_))
             case ev.TellLeft(reason):
-                held.link.tell(m.Left(node_id, reason))
+                resources.link.tell(m.Left(node_id, reason))
             case ev.Stop(_, local_ranks, signum):
                 generation = self._current
                 if signum == signal.SIGKILL and generation.stuck.stack_dumps.claim_dump(local_ranks):
@@ -254,17 +256,17 @@ class Run:
                 assert_never(action)
 
     def _join(self, tasks: TaskGroup, join: ev.Join) -> None:
-        held, is_new = self.resources, self._generation is None
-        starts = m.Starts.READY if join.are_ready else held.starts(is_new=is_new)
-        reached = None if is_new else held.reached(self._observers.state)
-        self._ready = ready = m.Ready(node_offer(self._settings, held.store, starts), reached, join.round)
-        if held.gate is not None:
-            tasks.start_soon(self._join_when_fit, held.gate, ready, name="health gate")
+        resources, is_new = self.resources, self._generation is None
+        starts = m.Starts.READY if join.are_ready else resources.starts(is_new=is_new)
+        reached = None if is_new else resources.reached(self._observers.state)
+        self._ready = ready = m.Ready(node_offer(self._settings, resources.store, starts), reached, join.round)
+        if resources.gate is not None:
+            tasks.start_soon(self._join_when_fit, resources.gate, ready, name="health gate")
             return
         if self._group.phase is Phase.FORMING:
             tasks.start_soon(self._join_in_place, ready, name="join")
             return
-        held.link.tell(ready)
+        resources.link.tell(ready)
         if starts is m.Starts.PREPARING:
             tasks.start_soon(self._tell_prepared, name="prepared")
 
@@ -371,21 +373,21 @@ class Run:
             if self._tasks is not None:
                 self._tasks.start_soon(self._wait_while_cordoned, message, name="cordoned")
         elif isinstance(message, r.Notice | r.Answer):
-            self.notices.on_told(message)
-            if isinstance(message, r.Answer) and "enquiries" in vars(self):  # else nobody waits for it
-                self.enquiries.on_told(message)
+            self.notices.on_received(message)
+            if isinstance(message, r.Answer) and "queries" in vars(self):  # else nobody waits for it
+                self.queries.on_received(message)
         elif isinstance(message, r.Shown):
-            self.enquiries.on_told(message.fetched)
+            self.queries.on_received(message.fetched)
         elif isinstance(message, r.Show):
             if self._tasks is not None:
-                self._tasks.start_soon(self.enquiries.show, message.fetch, name="shows")
+                self._tasks.start_soon(self.queries.show, message.fetch, name="shows")
         elif isinstance(message, m.StartAhead) and not self._can_start_ahead:
             if self._tasks is not None:
                 self._tasks.start_soon(self._tell_prepared, name="prepared")
         elif not isinstance(message, m.Look | m.Compared):
             self._mailbox.post(message)
         elif self._tasks is not None and self._generation is not None:  # without workers it is meaningless
-            self._tasks.start_soon(self._generation.stuck.inquiries.on_told, message, name="inquiry")
+            self._tasks.start_soon(self._generation.stuck.comparisons.on_received, message, name="hang comparison")
 
     async def _close(self) -> None:
         async with self.resources.closing(self._observers):
@@ -422,8 +424,8 @@ class Run:
             reason = wording.text_of(group.reason)
             return {"time": time, "run": run, "state": group.state.value, "reason": reason, "why": []}
         try:
-            status = self.enquiries.status()
-            return {**status, "why": self.enquiries.why()}
+            status = self.queries.status()
+            return {**status, "why": self.queries.why()}
         except Exception:  # noqa: BLE001  how the run ended is also reported elsewhere
             return None
 

@@ -53,7 +53,7 @@ class StackDumps:
 
     def __init__(self, context: GenerationContext) -> None:
         self._context, self._group = context, context.group
-        self._is_local, self._scratch = context.settings.is_local, context.held.logs.scratch
+        self._is_local, self._scratch = context.settings.is_local, context.resources.logs.scratch
         self._collected: anyio.Event | None = None  # set when the current collection is over
         self.taken = StacksTaken(0, "", {}, "")  # the last
         self._seen: dict[int, _Seen] = {}  # by local rank: its last stack
@@ -94,10 +94,10 @@ class StackDumps:
     def _where(self, local_rank: int, killed_at: float) -> str:
         """Returns its stack, or why not; "" if none could be taken, and a second signal is why it dies."""
         seen = self._seen.get(local_rank)
-        is_hurried = self._group.is_leaving and (
+        is_cut_short = self._group.is_leaving and (
             killed_at - self._context.asked_at.get(local_rank, -inf) < self._group.spec.shutdown_timeout_s
         )
-        if seen is not None and not seen.has_stack and is_hurried:
+        if seen is not None and not seen.has_stack and is_cut_short:
             return ""
         return f"stack {self.quote(local_rank) or f'not known ({NO_DUMP})'}"
 
@@ -205,7 +205,7 @@ class StackDumps:
                 targets[rank] = pid
         if targets:
             usual = self._context.settings.env
-            env = self._context.held.sockets.mark_env({**usual, "RUST_BACKTRACE": "0"})
+            env = self._context.resources.sockets.mark_env({**usual, "RUST_BACKTRACE": "0"})
             await take(targets, Tools(find_py_spy(usual.get("PATH")), env), found)
 
     def _texts(self, found: Mapping[int, Stack | str], why: str) -> dict[int, tuple[Path, str]]:

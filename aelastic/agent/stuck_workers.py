@@ -16,7 +16,7 @@ from functools import partial
 import anyio
 
 from aelastic.agent.group.events import FoundUnhealthy
-from aelastic.agent.inquiry import Inquiries
+from aelastic.agent.hang_comparisons import HangComparisons
 from aelastic.agent.resources import GenerationContext
 from aelastic.agent.stack_dumps import StackDumps
 from aelastic.agent.watches.watch import Found
@@ -32,15 +32,15 @@ class StuckWorkers:
     """The parts that handle these workers, composed."""
 
     def __init__(self, context: GenerationContext) -> None:
-        self._context, self._held, self._group = context, context.held, context.group
+        self._context, self._resources, self._group = context, context.resources, context.group
         self.stack_dumps = StackDumps(context)
         self.unhealthy = UnhealthyWorkers(context, self.stack_dumps)
-        self.inquiries = Inquiries(context, see=self._see, act=self.unhealthy.on_found)
+        self.comparisons = HangComparisons(context, see=self._see, act=self.unhealthy.on_found)
 
     async def collect(self, why: str) -> StacksTaken:
         """Takes the stacks of all workers of the job; returns what is known of this node's."""
         before = self.stack_dumps.taken
-        await self.inquiries.compare(why, 0.0, is_stopped=False)  # on all nodes, including this one
+        await self.comparisons.compare(why, 0.0, is_stopped=False)  # on all nodes, including this one
         taken = self.stack_dumps.taken
         return await self.stack_dumps.collect(why) if taken is before else taken
 
@@ -49,13 +49,13 @@ class StuckWorkers:
         from aelastic.agent.places import places_of
         from aelastic.diagnose.stacks.collectives import ras_line
 
-        recorder = self._held.recorder
+        recorder = self._resources.recorder
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_say, partial(ras_line, self._context.settings.env), name="RAS")
             if recorder is not None:
                 tasks.start_soon(_say, recorder.line, name="flight recorder")
             await self.stack_dumps.collect(why)
-        steps = {rank: step.step for rank, step in self._held.progress.steps().items()}
+        steps = {rank: step.step for rank, step in self._resources.progress.steps().items()}
         return places_of(self._group, self.stack_dumps.threads_of, failed, steps)
 
 
@@ -98,7 +98,9 @@ class UnhealthyWorkers:
             await self._stack_dumps.collect(f"rank {worker.global_rank}: {found.reason}")
         stack = self._stack_dumps.quote(rank)
         if self._found.get(rank) is found and rank not in self._context.ended:
-            failure = await self._context.held.postmortem.of_living(self._context.starts[rank], worker, found, stack)
+            failure = await self._context.resources.postmortem.of_living(
+                self._context.starts[rank], worker, found, stack
+            )
             if self._found.get(rank) is found:
                 self._unhealthy[rank] = failure
         self._post_found()

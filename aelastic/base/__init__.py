@@ -1,7 +1,7 @@
 """The foundation of everything else; it knows nothing of jobs.
 
 - `record`: immutable values, which cores and shells exchange
-- `machine`: the base of a core: one entrance for events, the story of the last ones, invariants that tests check
+- `machine`: the base of a core: one entrance for events, a trace of the last ones, invariants that tests check
 - `errors`: the base of all errors
 - `loop`: what asyncio and anyio lack for an agent
 - `host`: this machine, as the kernel shows it

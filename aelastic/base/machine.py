@@ -1,4 +1,4 @@
-"""The base of a core: one entrance for events, the story of the last ones, and invariants that tests check.
+"""The base of a core: one entrance for events, a trace of the last ones, and invariants that tests check.
 
 A core is synchronous and pure.  Only `handle(event, now)` changes it.  Every pair of phase and event is decided: the
 core acts, ignores the event for a reason, or raises `InvalidTransition` and stays as it was.  `validate` asserts what
@@ -14,8 +14,8 @@ from aelastic.base.errors import InternalError
 from aelastic.base.record import Record
 
 # How many events a bug report shows.
-STORY_EVENTS_MAX = 64
-STORY_EVENT_CHARS_MAX = 400  # of each event
+TRACE_EVENTS_MAX = 64
+TRACE_EVENT_CHARS_MAX = 400  # of each event
 
 EventT = TypeVar("EventT")
 ActionT = TypeVar("ActionT")
@@ -39,44 +39,44 @@ class DeadlinePassed(Record):
 class InvalidTransition(InternalError):
     """A bug in the agent: a core received an event that is impossible in its phase.  The core is unchanged."""
 
-    def __init__(self, phase: Any, event: Any, story: tuple[str, ...]) -> None:
+    def __init__(self, phase: Any, event: Any, trace: tuple[str, ...]) -> None:
         self.phase, self.event = phase, event
-        super().__init__(f"{event!r} in phase {phase}", story=story)
+        super().__init__(f"{event!r} in phase {phase}", story=trace)
 
 
-class Story:
+class Trace:
     """The last events of a core, kept as they are, and turned into text on request."""
 
     __slots__ = ("_entries",)
 
     def __init__(self) -> None:
-        self._entries: deque[tuple[float, Any, Any, Any]] = deque(maxlen=STORY_EVENTS_MAX)
+        self._entries: deque[tuple[float, Any, Any, Any]] = deque(maxlen=TRACE_EVENTS_MAX)
 
     def add(self, now: float, before: Any, event: Any, after: Any) -> None:
         self._entries.append((now, before, event, after))
 
-    def told(self) -> tuple[str, ...]:
+    def lines(self) -> tuple[str, ...]:
         entries = self._entries
         return tuple(f"{now:.3f} {before} --{_shortened(event)}--> {after}" for now, before, event, after in entries)
 
 
 def _shortened(event: Any) -> str:
-    """Returns an event as a line of a story; one with a traceback has thousands of characters."""
+    """Returns an event as a line of a trace; one with a traceback has thousands of characters."""
     text = repr(event)
-    return text if len(text) <= STORY_EVENT_CHARS_MAX else f"{text[:STORY_EVENT_CHARS_MAX]}…"
+    return text if len(text) <= TRACE_EVENT_CHARS_MAX else f"{text[:TRACE_EVENT_CHARS_MAX]}…"
 
 
 class Machine(Generic[EventT, ActionT]):
-    """A core with phases.  Subclasses have `phase` and `_story` among their fields."""
+    """A core with phases.  Subclasses have `phase` and `_trace` among their fields."""
 
     __slots__: ClassVar[tuple[str, ...]] = ()
     phase: Any
-    _story: Story
+    _trace: Trace
 
     @property
-    def story(self) -> tuple[str, ...]:
+    def trace(self) -> tuple[str, ...]:
         """The last events, oldest first."""
-        return self._story.told()
+        return self._trace.lines()
 
     def handle(self, event: EventT, now: float) -> list[ActionT]:
         """Handles one event; returns the actions to carry out, in order.
@@ -87,11 +87,11 @@ class Machine(Generic[EventT, ActionT]):
         before = self.phase
         try:
             actions = self._dispatch(event, now)
-            self._story.add(now, before, event, self.phase)
+            self._trace.add(now, before, event, self.phase)
             if _is_checking:
                 self.validate()
         except AssertionError as error:  # a traceback shows its notes, and so does a bug report
-            lines = f"{type(self).__name__} at {now:.3f}, event {_shortened(event)}, after:", *self.story
+            lines = f"{type(self).__name__} at {now:.3f}, event {_shortened(event)}, after:", *self.trace
             error.add_note("\n  ".join(lines))
             raise
         return actions
@@ -103,4 +103,4 @@ class Machine(Generic[EventT, ActionT]):
         raise NotImplementedError
 
     def _impossible(self, event: EventT) -> InvalidTransition:
-        return InvalidTransition(self.phase, event, self.story)
+        return InvalidTransition(self.phase, event, self.trace)

@@ -70,14 +70,14 @@ _UNSET = {"CI": {"", "0", "false"}, "NO_COLOR": {""}, "JPY_PARENT_PID": {""}}
 COLLECT_AFTER = (100_000, 20, 100)
 
 
-class Outcome(NamedTuple):
+class CommandExit(NamedTuple):
     """How the command ended: an exit code, and the signal to die of, if a signal ended it."""
 
     code: int
     signum: int | None = None
 
     @classmethod
-    def of_signal(cls, signum: int) -> Outcome:
+    def of_signal(cls, signum: int) -> CommandExit:
         return cls(128 + signum, signum)
 
 
@@ -142,14 +142,14 @@ def _open_standard_streams() -> None:
 
 def _run_command(
     argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROUPS, *, owns_process: bool = False
-) -> Outcome:
+) -> CommandExit:
     configure_logging(_stderr, environ.get("LOGLEVEL", ""))
     is_command = bool(argv) and (argv[0] in COMMANDS or argv[0] in ALIASES)  # a script of that name is ./doctor
     try:
         if is_command:
             from aelastic.cli.commands import run_command
 
-            return Outcome(run_command(argv, environ, groups, _say))
+            return CommandExit(run_command(argv, environ, groups, _say))
         invocation = parse(argv, environ, groups)
         if owns_process:
             from aelastic.base.host.children import adopt_orphans
@@ -160,12 +160,12 @@ def _run_command(
     except ModuleNotFoundError as error:
         return _explain(error)
     except SystemExit:  # after `--help` and `--version`
-        return Outcome(0)
+        return CommandExit(0)
     except KeyboardInterrupt:
-        return Outcome.of_signal(signal.SIGINT)
+        return CommandExit.of_signal(signal.SIGINT)
     outcome = _run_job(invocation, owns_process=owns_process)
     if invocation.exit_codes == "torchrun" and outcome.code not in {0, EXIT_INPUT}:
-        return Outcome(EXIT_FAILURE)
+        return CommandExit(EXIT_FAILURE)
     return outcome
 
 
@@ -180,7 +180,7 @@ def collect_rarely() -> None:
     gc.set_threshold(*COLLECT_AFTER)
 
 
-def _run_job(invocation: Invocation, *, owns_process: bool) -> Outcome:
+def _run_job(invocation: Invocation, *, owns_process: bool) -> CommandExit:
     from aelastic.agent.open_files import check_open_files
 
     # Also for the last lines: they begin below a line that workers left open.
@@ -312,7 +312,7 @@ def _run_on_loop(job: Coroutine[Any, Any, RunResult], name: str) -> RunResult:
 # Report how it ended.
 
 
-def _conclude(invocation: Invocation, result: RunResult, stopped_by: int | None) -> Outcome:
+def _conclude(invocation: Invocation, result: RunResult, stopped_by: int | None) -> CommandExit:
     if result.is_failed() and result.failures:
         from aelastic.result import failed_error
 
@@ -322,18 +322,18 @@ def _conclude(invocation: Invocation, result: RunResult, stopped_by: int | None)
         if raised:
             how = f"{raised} of {raised + len(result.victims)} workers failed while they were stopping"
         _say(f"aelastic: stopped by {signal.Signals(stopped_by).name}; {how}{_told(result)}")
-        return Outcome.of_signal(stopped_by)
+        return CommandExit.of_signal(stopped_by)
     if result.state.name == "SUCCEEDED":
-        return Outcome(0)
+        return CommandExit(0)
     if result.is_drained:
         resume = "all workers have ended; run the same command again to resume"
         _say(f"aelastic: {result.reason}; {resume}{_told(result)}")
-        return Outcome(EXIT_TRY_AGAIN)
+        return CommandExit(EXIT_TRY_AGAIN)
     if result.is_stopped:
         _say(f"aelastic: {result.reason}; all workers have ended{_told(result)}")
-        return Outcome.of_signal(signal.SIGTERM)
+        return CommandExit.of_signal(signal.SIGTERM)
     _say(f"aelastic: {invocation.name} {result.state.name}: {result.reason or 'unknown reason'}{_told(result)}")
-    return Outcome(EXIT_FAILURE)
+    return CommandExit(EXIT_FAILURE)
 
 
 def _told(result: RunResult) -> str:
@@ -345,19 +345,19 @@ def _told(result: RunResult) -> str:
     return "".join(f"\naelastic: {line}" for line in [*raised_meanwhile(result.raised), *killed(result.stacks)])
 
 
-def _report(failed: ChildFailedError) -> Outcome:
+def _report(failed: ChildFailedError) -> CommandExit:
     """Reports the workers that failed, and writes the cause for the agent's caller (a scheduler, another agent)."""
     _say(str(failed))
     _, cause = failed.get_first_failure()
     if _has_error_file():
         get_error_handler().write_failure(cause)
-    return Outcome(exit_code_of(cause))
+    return CommandExit(exit_code_of(cause))
 
 
-def _explain(error: BaseException, endpoint_note: str = "") -> Outcome:
+def _explain(error: BaseException, endpoint_note: str = "") -> CommandExit:
     match error:
         case KeyboardInterrupt():  # SIGINT, where it is not among the signals to handle
-            return Outcome.of_signal(signal.SIGINT)
+            return CommandExit.of_signal(signal.SIGINT)
         case InputError():
             return _refuse(error)
         case ChildFailedError():
@@ -380,15 +380,15 @@ def _explain(error: BaseException, endpoint_note: str = "") -> Outcome:
             _say(f"{trace}aelastic: error: {error!r} (a bug in aelastic: please report it, with the lines above)")
     if _has_error_file():
         get_error_handler().record_exception(error)
-    return Outcome(exit_code_of(error) if isinstance(error, AelasticError) else EXIT_INTERNAL)
+    return CommandExit(exit_code_of(error) if isinstance(error, AelasticError) else EXIT_INTERNAL)
 
 
 def _has_error_file() -> bool:
     return bool(os.environ.get(ERROR_FILE_VARIABLE))
 
 
-def _refuse(error: InputError, see: str = _ALL_HELP) -> Outcome:
+def _refuse(error: InputError, see: str = _ALL_HELP) -> CommandExit:
     """Ends with the message, and with where help on it is: its topic, or else `see`."""
     text = f"aelastic: error: {' '.join(str(error).split())}"
     _say(f"{text} (see {see})" if error.topic is None else with_topic(text, error.topic))
-    return Outcome(EXIT_INPUT)
+    return CommandExit(EXIT_INPUT)

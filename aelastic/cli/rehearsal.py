@@ -11,7 +11,7 @@ from aelastic.cli.own_options import own_options
 from aelastic.cli.parser import Settings, read_options, unknown_option
 from aelastic.errors import InputError
 from aelastic.tools.rehearse.command import Wanted, run_rehearsal
-from aelastic.tools.rehearse.play import Script
+from aelastic.tools.rehearse.trial import Script
 
 OWN = own_options("rehearse")
 ALL_GROUPS = {"rehearse": OWN, **GROUPS}

@@ -11,7 +11,7 @@ from aelastic.errors import InputError
 from aelastic.observe.time_spent import WORDS
 from aelastic.observe.ui.commands import say
 from aelastic.observe.ui.progress_line import ProgressLine
-from aelastic.tools.spent.bill import Bill, bill_of
+from aelastic.tools.spent.report import CostReport, report_of
 from aelastic.tools.timeline.files import read_all
 from aelastic.tools.timeline.text import counted, duration
 
@@ -30,21 +30,21 @@ def run_spent(argv: Sequence[str]) -> int:
         raise InputError(f"{', '.join(map(str, args.events))}: no record of a job")
     if len(ids) > 1:
         raise InputError(f"the logs belong to {len(ids)} jobs, name those of one: {', '.join(ids[:5])}")
-    bill = bill_of(logs, args.cost, args.save)
-    say(json.dumps({"code": "ok", **asdict(bill), "cost": bill.cost}, indent=2) if args.json else as_text(bill))
+    report = report_of(logs, args.cost, args.save)
+    say(json.dumps({"code": "ok", **asdict(report), "cost": report.cost}, indent=2) if args.json else as_text(report))
     return 0
 
 
-def as_text(bill: Bill) -> str:
-    """Returns the bill as text for people."""
-    cost = "" if bill.cost is None else f", {bill.cost:.2f}"
-    lines = [f"{bill.run_id}: {counted(bill.workers, 'worker')}, {duration(bill.length_s)}{cost}"]
-    for name, share in bill.shares.items():
-        spent = "" if bill.costs is None else f"{bill.costs[name]:>10.2f}"
-        note = bill.notes.get(name, "") if share else ""
-        time = duration(bill.seconds[name])
+def as_text(report: CostReport) -> str:
+    """Returns the report as text for people."""
+    cost = "" if report.cost is None else f", {report.cost:.2f}"
+    lines = [f"{report.run_id}: {counted(report.workers, 'worker')}, {duration(report.length_s)}{cost}"]
+    for name, share in report.shares.items():
+        spent = "" if report.costs is None else f"{report.costs[name]:>10.2f}"
+        note = report.notes.get(name, "") if share else ""
+        time = duration(report.seconds[name])
         lines.append(f"  {WORDS.get(name, name):<14}{share:>6.1f} %{time:>15}{spent}   {note}".rstrip())
-    lines += [f"{'to get some back' if place == 0 else '':<17} {each}" for place, each in enumerate(bill.advice)]
-    if bill.damaged:
-        lines.append(f"{counted(bill.damaged, 'record')} left out: damaged")
+    lines += [f"{'to get some back' if place == 0 else '':<17} {each}" for place, each in enumerate(report.advice)]
+    if report.damaged:
+        lines.append(f"{counted(report.damaged, 'record')} left out: damaged")
     return "\n".join(lines)

@@ -34,7 +34,7 @@ CHUNKS_PER_TURN = 32
 # At the end, a console that accepts nothing for this long is given up, and the files are kept.
 STALL_TIMEOUT_S = 30.0
 # How long a console may still take once the user wants to end: a terminal shows a short rest at once.
-HURRY_S = 0.5
+CUT_SHORT_S = 0.5
 # At most this much is written at once, which is what a pipe holds: so the progress of a slow console is visible.
 WRITE_BYTES = 1 << 16
 # A console that cannot be written to now is retried after this time.
@@ -51,7 +51,7 @@ class Pump:
 
     def __init__(self) -> None:
         self.is_stalled = False
-        self.is_hurried = False
+        self.is_cut_short = False
         self._files: list[tuple[Follower, Sink]] = []
         self._grown = anyio.Event()
         self._idle_or_over = anyio.Event()
@@ -101,19 +101,19 @@ class Pump:
             for _, sink in self._files:
                 sink.give_up()
 
-    def hurry(self) -> None:
-        """Ends `drain` within `HURRY_S`, even if output is left to show."""
-        if not self.is_hurried:
-            self.is_hurried = True
+    def cut_short(self) -> None:
+        """Ends `drain` within `CUT_SHORT_S`, even if output is left to show."""
+        if not self.is_cut_short:
+            self.is_cut_short = True
             self._idle_or_over.set()
 
     async def drain(self) -> None:
-        """Returns when all is shown, no sink has accepted anything for `STALL_TIMEOUT_S`, or soon after `hurry`."""
+        """Returns when all is shown, no sink has accepted anything for `STALL_TIMEOUT_S`, or soon after `cut_short`."""
         while self._files and not self.is_stalled:
             before = self._bytes_taken()
             self._idle_or_over = anyio.Event()
-            is_last = self.is_hurried
-            with anyio.move_on_after(HURRY_S if is_last else STALL_TIMEOUT_S) as waited:
+            is_last = self.is_cut_short
+            with anyio.move_on_after(CUT_SHORT_S if is_last else STALL_TIMEOUT_S) as waited:
                 await self._idle_or_over.wait()
             if waited.cancelled_caught and (is_last or self._bytes_taken() == before):
                 self.give_up()

@@ -359,13 +359,13 @@ class RunLogs:
             kept = self.scratch  # removed already
         written = (path.parent.parent for path in self._written() if self.scratch not in path.parents)
         places = dict.fromkeys([kept, *written])
-        what = "not all output was shown" if any(pump.is_hurried for pump in self._pumps) else _STALLED
+        what = "not all output was shown" if any(pump.is_cut_short for pump in self._pumps) else _STALLED
         _log.warning("%s; the rest is in %s", what, " and ".join(map(str, places)))
 
-    def hurry(self) -> None:
+    def cut_short(self) -> None:
         """Ends `finish` soon, even if output is left to show."""
         for pump in self._pumps:
-            pump.hurry()
+            pump.cut_short()
 
     def close(self) -> None:
         """Closes open files and removes the scratch."""

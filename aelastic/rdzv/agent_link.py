@@ -57,8 +57,8 @@ from aelastic.rdzv.protocol.other_secret import OtherSecret
 from aelastic.rdzv.protocol.proofs import MEMBER as DOOR
 from aelastic.rdzv.protocol.proofs import Proofs
 from aelastic.rdzv.protocol.secret_file import SecretFile
-from aelastic.rdzv.protocol.strangers import Strangers
 from aelastic.rdzv.protocol.stream import NoConnectionError, Stream, connect
+from aelastic.rdzv.protocol.unauthenticated import UnauthenticatedPeers
 from aelastic.rdzv.protocol.writing import NotTrustedError
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.settings import RendezvousSettings
@@ -99,7 +99,7 @@ class AgentLink:
         self._turn = anyio.Lock()  # held during an operation on the cell, which member and leader share
         self._settings = settings
         self._policy = policy
-        self._strangers = Strangers(settings.max_nodes, files_max)
+        self._unauthenticated = UnauthenticatedPeers(settings.max_nodes, files_max)
         self._secret, self._proofs = secret, Proofs(secret)
         limits = settings.min_nodes, settings.max_nodes, policy.max_restarts
         terms = Terms(run_id, *limits, settings.lease_s, policy.text)
@@ -163,7 +163,7 @@ class AgentLink:
         if self._campaigns is None:
             port = HeldPort(what="the port for campaigns", is_bind_all=self._settings.bind_all)
             lease_s = self._member.lease_s
-            self._campaigns = Campaigns(port, self._strangers, self._proofs, lease_s, self._on_campaign)
+            self._campaigns = Campaigns(port, self._unauthenticated, self._proofs, lease_s, self._on_campaign)
         return self._campaigns
 
     def _note_committed(self) -> None:
@@ -206,7 +206,7 @@ class AgentLink:
         if has_led and self._server is not None:
             await self._server.finish()
 
-    def hurry(self) -> None:
+    def cut_short(self) -> None:
         self._patience.cancel()
 
     def _carry_out(  # noqa: C901, PLR0912  one case for each action
@@ -256,7 +256,7 @@ class AgentLink:
                         self._is_reached = True
             with anyio.fail_after(self._member.lease_s):
                 async with self._turn:
-                    return ev.CellSaid(await self._cell.read())
+                    return ev.CellAnswered(await self._cell.read())
         except (RendezvousError, InputError, TimeoutError) as caught:
             error = caught
             if isinstance(error, NotTrustedError) and error.leader is not None:
@@ -339,7 +339,7 @@ class AgentLink:
             lambda: self._on_leading(leader),
             lambda how: self._on_stepped_down(leader, how),
             lambda conn, campaign: self._mailbox.post(ev.Campaigned(conn, campaign)),
-            self._strangers,
+            self._unauthenticated,
             self._proofs,
         )
         await self._server.run()
@@ -409,7 +409,7 @@ class AgentLink:
 
     def on_garbage(self, stream: Stream, error: WireError | ProofError) -> None:
         if isinstance(error, ProofError):
-            self._strangers.refuse(stream, error)
+            self._unauthenticated.refuse(stream, error)
             return
         self._mailbox.post(ev.ConnectionLost(stream.conn, str(error), is_garbage=True))
         stream.abort()
@@ -418,4 +418,4 @@ class AgentLink:
         self._mailbox.post(ev.ConnectionLost(stream.conn, f"lost the leader: {reason}", stream.how_closed))
 
     def on_failure(self, stream: Stream, error: Exception) -> None:
-        self._strangers.on_failure(stream, error)
+        self._unauthenticated.on_failure(stream, error)

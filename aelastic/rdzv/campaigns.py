@@ -24,8 +24,8 @@ from aelastic.rdzv.protocol.listening import local_addresses_told
 from aelastic.rdzv.protocol.messages import Campaign, Declined
 from aelastic.rdzv.protocol.proofs import CAMPAIGN as DOOR
 from aelastic.rdzv.protocol.proofs import Proofs
-from aelastic.rdzv.protocol.strangers import Strangers
 from aelastic.rdzv.protocol.stream import NoConnectionError, Stream, connect
+from aelastic.rdzv.protocol.unauthenticated import UnauthenticatedPeers
 from aelastic.rdzv.stores.endpoints import look_up_limit_s
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Campaigns(Incoming[Any]):
 
     Args:
         port: the port for requests of other agents, which open once they know its address.
-        strangers: those of this agent.
+        unauthenticated: those of this agent.
         proofs: those of this agent.
         lease_s: the job's lease.
         on_campaign: called with the number of a connection, and the other agent's request.
@@ -48,12 +48,12 @@ class Campaigns(Incoming[Any]):
     def __init__(
         self,
         port: HeldPort,
-        strangers: Strangers,
+        unauthenticated: UnauthenticatedPeers,
         proofs: Proofs,
         lease_s: float,
         on_campaign: Callable[[int, Campaign], None],
     ) -> None:
-        super().__init__(port, strangers, proofs)
+        super().__init__(port, unauthenticated, proofs)
         self.port = port.number
         self._look_up_s = look_up_limit_s(lease_s)
         self._on_campaign = on_campaign
@@ -77,7 +77,9 @@ class Campaigns(Incoming[Any]):
                 await self._open_port()
                 async with anyio.create_task_group() as tasks:
                     for listener in self._port.listeners:
-                        tasks.start_soon(self._strangers.accept, listener, self._new_stream, name="accept campaigns")
+                        tasks.start_soon(
+                            self._unauthenticated.accept, listener, self._new_stream, name="accept campaigns"
+                        )
                     await self._moved.wait()
                     tasks.cancel_scope.cancel()
         finally:
@@ -145,14 +147,14 @@ class Campaigns(Incoming[Any]):
 
     def on_message(self, stream: Stream, message: Any) -> None:
         if isinstance(message, Campaign):
-            self._strangers.forget(stream)
+            self._unauthenticated.forget(stream)
             self._on_campaign(stream.conn, message)
         else:
             stream.abort()
 
     def _on_garbled(self, stream: Stream, error: WireError) -> None:
         told = "rejected a request for a vote from %s: not an aelastic agent of this version (%s)"
-        self._strangers.warnings.warn(told, stream.peer, error, now=clock.now())
+        self._unauthenticated.warnings.warn(told, stream.peer, error, now=clock.now())
         stream.abort()
 
 

@@ -27,8 +27,8 @@ from aelastic.rdzv.protocol.incoming import Incoming
 from aelastic.rdzv.protocol.messages import Campaign, Declined, StoredCell
 from aelastic.rdzv.protocol.proofs import MEMBER as DOOR
 from aelastic.rdzv.protocol.proofs import Proofs
-from aelastic.rdzv.protocol.strangers import Strangers
 from aelastic.rdzv.protocol.stream import Stream
+from aelastic.rdzv.protocol.unauthenticated import UnauthenticatedPeers
 from aelastic.rdzv.stores.endpoint_cell import EndpointCell
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class LeaderServer(Incoming[ev.Event]):
         on_leading: called once, when this agent leads.
         on_stepped_down: called once, when it no longer leads.
         on_passed: called with a campaign that the member must answer.
-        strangers: those of this agent.
+        unauthenticated: those of this agent.
         proofs: those of this agent.
     """
 
@@ -68,10 +68,10 @@ class LeaderServer(Incoming[ev.Event]):
         on_leading: Callable[[], None],
         on_stepped_down: Callable[[ev.StepDown], None],
         on_passed: Callable[[int, Campaign], None],
-        strangers: Strangers,
+        unauthenticated: UnauthenticatedPeers,
         proofs: Proofs,
     ) -> None:
-        super().__init__(port, strangers, proofs)
+        super().__init__(port, unauthenticated, proofs)
         self.leader = leader
         self._cell, self._turn, self._campaigns = cell, turn, campaigns
         self._on_leading, self._on_stepped_down, self._on_passed = on_leading, on_stepped_down, on_passed
@@ -85,14 +85,14 @@ class LeaderServer(Incoming[ev.Event]):
         try:
             async with anyio.create_task_group() as tasks:
                 for listener in self._port.listeners:
-                    tasks.start_soon(self._strangers.accept, listener, self._new_stream, name="accept")
+                    tasks.start_soon(self._unauthenticated.accept, listener, self._new_stream, name="accept")
                 while not self.leader.has_stepped_down:
                     event = await self._next_event()
                     for action in self.leader.handle(event, clock.now()):
                         self._carry_out(action, tasks)
                     if isinstance(event, ev.Received) and event.conn in self._streams:
                         stream = self._streams[event.conn]
-                        if not stream.is_closing and self._strangers.forget(stream):  # else refused, or known
+                        if not stream.is_closing and self._unauthenticated.forget(stream):  # else refused, or known
                             self._proofs.warn_if_open(stream.peer)
                         stream.handled()
                     if self.leader.phase is Phase.LEADING and not self._has_led:
@@ -214,7 +214,7 @@ class LeaderServer(Incoming[ev.Event]):
             with anyio.fail_after(self.leader.lease_s):
                 async with self._turn:
                     stored = await do()
-            self._mailbox.post(ev.CellSaid(stored))
+            self._mailbox.post(ev.CellAnswered(stored))
         except (RendezvousError, InputError, TimeoutError) as error:
             reason = str(error) or "no answer"
             if self.leader.phase is Phase.LEADING:
@@ -240,10 +240,10 @@ class LeaderServer(Incoming[ev.Event]):
 
     def _on_garbled(self, stream: Stream, error: WireError) -> None:
         if isinstance(error, OtherAgentError):
-            self._strangers.refuse(stream, error.shown)
+            self._unauthenticated.refuse(stream, error.shown)
         else:
             told = "rejected connection from %s: not an aelastic agent (%s)"
-            self._strangers.warnings.warn(told, stream.peer, error, now=clock.now())
+            self._unauthenticated.warnings.warn(told, stream.peer, error, now=clock.now())
         self._mailbox.post(ev.Garbled(stream.conn, str(error), isinstance(error, OtherProtocolError)))
 
     def on_closed(self, stream: Stream, reason: str) -> None:

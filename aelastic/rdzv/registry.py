@@ -51,7 +51,7 @@ class Link(Protocol):
     async def finish(self) -> None:
         """Leaves in order, while `run` still runs: sends all messages, hands over what this agent holds.  Bounded."""
 
-    def hurry(self) -> None:
+    def cut_short(self) -> None:
         """Ends or prevents the wait of `finish` for agents that do not know yet how the job ended.  Never blocks."""
 
 
@@ -77,7 +77,7 @@ class InProcessLink:
     async def finish(self) -> None:
         """Does nothing: there is no other process to notify."""
 
-    def hurry(self) -> None:
+    def cut_short(self) -> None:
         """Does nothing: `finish` does not wait."""
 
 

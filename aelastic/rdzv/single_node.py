@@ -182,6 +182,6 @@ class SingleNode:
         question, self._question = self._question, None
         if question is None or self._assigned is None:
             return []
-        from aelastic.rdzv.leader.inquiry import compared, filled
+        from aelastic.rdzv.leader.hang_comparison import compared, filled
 
         return [compared(question, filled(places, self._host, self._assigned))]

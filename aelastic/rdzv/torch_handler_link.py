@@ -156,12 +156,12 @@ class TorchHandlerLink:
         try:
             async with anyio.create_task_group() as tasks:
                 while True:
-                    self._on_told(await self._mailbox.next(None), tasks, deliver)
+                    self._on_received(await self._mailbox.next(None), tasks, deliver)
         finally:
             with anyio.CancelScope(shield=True):
                 await self.aclose()
 
-    def _on_told(
+    def _on_received(
         self, message: m.NodeMessage | None, tasks: TaskGroup, deliver: Callable[[m.LeaderMessage], None]
     ) -> None:
         match message:
@@ -177,7 +177,7 @@ class TorchHandlerLink:
                 deliver(m.Look(message.round, message.reason))
             case m.Saw(_, round_, places) if self._hangs is not None and self._is_current(round_):
                 found = compare(places, self._hangs.waited_s)
-                deliver(m.Compared(round_, found.text, found.odd, self._hangs.is_stopped, self._hangs.waited_s))
+                deliver(m.Compared(round_, found.text, found.outliers, self._hangs.is_stopped, self._hangs.waited_s))
                 self._hangs = None
             case r.Ask(_, ask_id):
                 text = "a rendezvous of torch's has nobody who could agree on a step: use one of aelastic's back ends"
@@ -196,7 +196,7 @@ class TorchHandlerLink:
     async def finish(self) -> None:
         """Does nothing: there is nothing to hand over while `run` runs.  At its end, `aclose` closes the rendezvous."""
 
-    def hurry(self) -> None:
+    def cut_short(self) -> None:
         """Does nothing: `finish` does not wait."""
 
     async def aclose(self) -> None:

@@ -42,7 +42,7 @@ def test_an_agent_that_has_not_read_the_cell_may_try_again(token: str) -> None:
     assert term.join("a", token=token) == refusal(
         1, "this agent read an outdated record of the leader; retrying", is_final=False
     )
-    assert term.coordinator.story == ()
+    assert term.coordinator.trace == ()
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_an_agent_with_other_options_than_the_job_is_refused_for_good(terms: m.T
     term = Term()
     conn = term.open("a")
     assert term.tell(ev.Received(conn, hello("a", terms=terms))) == refusal(1, said)
-    assert term.coordinator.story == ()
+    assert term.coordinator.trace == ()
 
 
 def test_the_options_of_the_job_are_not_told_without_the_token() -> None:

@@ -69,10 +69,10 @@ def test_its_last_events_are_told_and_no_more_than_those() -> None:
     job, _ = coordinator(node("a"), node("b"), max_nodes=2)
     core = job.core
     job.handle(m.Failed("a", 1, failure("a")), 100.0)
-    assert "NodePhase.FAILED" in core.story[-1] and "running" in core.story[-1] and "forming" in core.story[-1]
+    assert "NodePhase.FAILED" in core.trace[-1] and "running" in core.trace[-1] and "forming" in core.trace[-1]
     for _ in range(500):
         job.handle(DeadlinePassed(), 100.0)
-    assert len(core.story) == 64
+    assert len(core.trace) == 64
 
 
 def test_messages_for_one_node_come_in_the_order_of_the_decisions() -> None:

@@ -26,7 +26,7 @@ CORES = (
     "logs.lines", "logs.live_lines", "logs.expected_output", "diagnose.stacks.format", "observe.metrics", "observe.prometheus",
     "observe.run_events", "observe.run_state", "observe.time_spent", "observe.status", "observe.status_text", "observe.torch_events_core", "tools.timeline.assets",
     "tools.timeline.boxes", "tools.timeline.chart", "tools.timeline.fields", "tools.timeline.html", "tools.timeline.merge", "tools.timeline.model", "tools.timeline.node_reader", "tools.timeline.perfetto",
-    "tools.timeline.reader", "tools.timeline.text", "tools.spent.bill",
+    "tools.timeline.reader", "tools.timeline.text", "tools.spent.report",
 )  # fmt: skip
 NOT_FOR_CORES = {"anyio", "asyncio", "os", "time", "socket", "subprocess", "random", "logging", "torch", "threading"}
 

@@ -1189,8 +1189,8 @@ def every_event(term: Term) -> list[ev.Event]:
         ev.Garbled(conn, "x", False),
         ev.Closed(conn, Close.ORDERLY),
         ev.Flushed(conn, 1),
-        ev.CellSaid(term.stored),
-        ev.CellSaid(None),
+        ev.CellAnswered(term.stored),
+        ev.CellAnswered(None),
         ev.CellFailed("x"),
         ev.Campaigned(9, m.Campaign(TERM + 9, known(term), OTHER)),
         ev.Declined(TERM + 9),
@@ -1229,7 +1229,7 @@ def test_a_node_that_names_a_term_that_no_log_has_counted_to_is_refused() -> Non
 @pytest.mark.parametrize("make", [running, voting])
 def test_what_the_endpoint_says_unasked_changes_nothing(make: Callable[..., Term]) -> None:
     """The answer belongs to a question of an earlier term."""
-    for event in (ev.CellSaid(None), ev.CellFailed("x")):
+    for event in (ev.CellAnswered(None), ev.CellFailed("x")):
         term = make("abc")
         before = committed(term), term.leader.phase, term.leader.term
         term.tell(event)

@@ -436,7 +436,7 @@ def test_a_proposal_is_not_in_a_cell_that_was_written_before_it() -> None:
     leader = must(leading.establish(leader))
     older = leading.cell_for(leader, cell_of(term=2, leader="a"))
     leader = leading.on_cell_written(leading.propose(leader, "abcs", "abcs"), 0, older)
-    assert leading.plan_for(leader, "b") is None, "held until the endpoint has it"
+    assert leading.plan_for(leader, "b") is None, "withheld until the endpoint has it"
 
 
 def test_a_newcomer_joins_without_a_vote_while_the_endpoint_is_silent() -> None:

@@ -92,7 +92,7 @@ LOST = ev.LeadershipLost(Node("me", 5), "me-5", "too few nodes voted for this on
 EVENTS: list[ev.Event] = [
     ev.Submitted(m.Ready(NODE)),
     ev.Submitted(m.Left("me", "SIGTERM")),
-    ev.CellSaid(None),
+    ev.CellAnswered(None),
     ev.CellFailed("no answer"),
     ev.Campaigned(7, campaign(term=0, committed=None)),
     ev.Declined(TERM + 1, OTHER),
@@ -120,7 +120,7 @@ def answers(phase: Phase, story: Story) -> dict[type, list[Any]]:
     match phase:
         case Phase.SEARCHING:
             seen = story.core.sight.seen.after(None, story.now)
-            found[ev.CellSaid] = [ev.Campaign(Node("me"), 0, True, (), seen)]
+            found[ev.CellAnswered] = [ev.Campaign(Node("me"), 0, True, (), seen)]
             found[ev.Declined] = [ev.Connect(1, OTHER)]
         case Phase.CAMPAIGNING:
             found[ev.Leading] = [ev.Connect(1, leader_at("me", 5))]
@@ -199,15 +199,15 @@ def test_what_is_submitted_before_there_is_a_connection_is_first_said_in_its_gre
 def test_an_agent_campaigns_where_the_cell_names_nobody() -> None:
     for cell, highest in ((None, 0), (stored("", TERM), TERM)):
         story = phases.searching()
-        (action,) = story.tell(ev.CellSaid(cell))
+        (action,) = story.tell(ev.CellAnswered(cell))
         seen = story.core.sight.seen
         assert action == ev.Campaign(Node("me"), highest, True, (), seen) and story.core.phase is Phase.CAMPAIGNING
 
 
 def test_an_agent_connects_to_the_leader_that_the_cell_names_and_campaigns_against_itself() -> None:
     """It was elected, and either its leadership has ended since or it never learned that it was elected."""
-    assert phases.searching().tell(ev.CellSaid(stored())) == [ev.Connect(1, BOSS)]
-    (action,) = phases.searching().tell(ev.CellSaid(stored("me", TERM)))
+    assert phases.searching().tell(ev.CellAnswered(stored())) == [ev.Connect(1, BOSS)]
+    (action,) = phases.searching().tell(ev.CellAnswered(stored("me", TERM)))
     assert isinstance(action, ev.Campaign) and action.highest == TERM
 
 
@@ -216,7 +216,7 @@ def until_campaign(story: Story, cell: m.StoredCell | None, actions: list[Any]) 
     while not of_kind(actions, ev.Campaign):
         actions = story.pass_deadline()
         if ev.ReadCell() in actions:
-            actions += story.tell(ev.CellSaid(cell))
+            actions += story.tell(ev.CellAnswered(cell))
     (campaign,) = of_kind(actions, ev.Campaign)
     assert isinstance(campaign, ev.Campaign)
     return campaign
@@ -225,14 +225,14 @@ def until_campaign(story: Story, cell: m.StoredCell | None, actions: list[Any]) 
 def looks(story: Story, renewals: Callable[[], int]) -> float:
     """Returns how long an agent that cannot reach the cell's leader rereads the cell before it campaigns."""
     began = story.now
-    actions = story.tell(ev.CellSaid(stored(renewals=renewals())))
+    actions = story.tell(ev.CellAnswered(stored(renewals=renewals())))
     while not of_kind(actions, ev.Campaign):
         assert story.now - began < 10 * LEASE_S, "it never campaigns"
         if story.core.phase is Phase.CONNECTING:
             actions = story.tell(ev.ConnectFailed(story.core.conn, False, "timed out"))
         actions = story.pass_deadline()
         if ev.ReadCell() in actions:
-            actions = story.tell(ev.CellSaid(stored(renewals=renewals())))
+            actions = story.tell(ev.CellAnswered(stored(renewals=renewals())))
     return story.now - began
 
 
@@ -258,7 +258,7 @@ def test_voters_campaign_one_after_the_other_once_the_leader_has_ended(voters: t
 
 def test_a_leader_that_has_ended_is_not_connected_to_again_though_the_cell_names_it() -> None:
     story = alone()
-    assert story.tell(ev.CellSaid(stored(renewals=9))) == []
+    assert story.tell(ev.CellAnswered(stored(renewals=9))) == []
     (action,) = story.pass_deadline()
     assert isinstance(action, ev.Campaign) and action.seen.leader == BOSS.token
 
@@ -280,7 +280,7 @@ def test_a_cell_that_names_another_leader_ends_the_wait() -> None:
     story.tell(ev.ConnectFailed(story.core.conn, False, "timed out"))
     while ev.ReadCell() not in story.pass_deadline():
         pass
-    assert story.tell(ev.CellSaid(stored("other", TERM + 1))) == [ev.Connect(story.core.conn, OTHER)]
+    assert story.tell(ev.CellAnswered(stored("other", TERM + 1))) == [ev.Connect(story.core.conn, OTHER)]
 
 
 @pytest.mark.parametrize("knows", ["the entry", "its id"])
@@ -290,7 +290,7 @@ def test_a_node_without_a_vote_leaves_the_voters_their_turn(knows: str) -> None:
         story.core.log = story.node.replace(committed=after(FIRST, "boss", "other"))
     story.lose_leader()
     resigned = stored("", TERM)
-    until_campaign(story, resigned, story.tell(ev.CellSaid(resigned)))
+    until_campaign(story, resigned, story.tell(ev.CellAnswered(resigned)))
     assert story.now - 100.0 == pytest.approx(LEASE_S + TURN_OF_VOTERS_S)
 
 
@@ -298,14 +298,14 @@ def test_where_the_store_alone_decides_any_node_campaigns_at_once() -> None:
     story = spare()
     story.core.do_nodes_vote = False
     story.lose_leader()
-    assert of_kind(story.tell(ev.CellSaid(stored("", TERM))), ev.Campaign)
+    assert of_kind(story.tell(ev.CellAnswered(stored("", TERM))), ev.Campaign)
 
 
 def test_an_agent_that_may_not_lead_asks_the_cell_for_ever() -> None:
     story = Story(may_lead=False)
     story.tell(phases.READY)
     for _ in range(20):
-        assert story.tell(ev.CellSaid(None)) == []
+        assert story.tell(ev.CellAnswered(None)) == []
         while ev.ReadCell() not in story.pass_deadline():
             pass
     assert story.core.phase is Phase.SEARCHING
@@ -319,14 +319,14 @@ def test_after_a_campaign_that_was_lost_an_agent_pauses(stand_back_s: float) -> 
     assert story.tell(ev.LeadershipLost(node, "me-5", "lost all other nodes at once", stand_back_s)) == [ev.ReadCell()]
     assert story.node is node
     cell = stored("me", 5)
-    action = until_campaign(story, cell, story.tell(ev.CellSaid(cell)))
+    action = until_campaign(story, cell, story.tell(ev.CellAnswered(cell)))
     assert story.now - began == pytest.approx(max(PAUSE_S, stand_back_s)) and action.highest == 5
 
 
 def test_what_the_endpoint_said_before_it_fell_silent_is_no_reason_to_campaign() -> None:
     story = phases.campaigning()
     lost = ev.LeadershipLost(Node("me", 5), "me-5", "another agent leads the job now")
-    assert of_kind(story.tell(lost, ev.CellSaid(stored("me", 5))), ev.Campaign) == [], "it pauses first"
+    assert of_kind(story.tell(lost, ev.CellAnswered(stored("me", 5))), ev.Campaign) == [], "it pauses first"
     actions, until = story.tell(ev.CellFailed("no answer")), story.now + 4 * PAUSE_S
     while story.now < until:
         assert of_kind(actions, ev.Campaign) == []
@@ -342,7 +342,7 @@ def pauses(node_id: str, candidacies: int) -> list[float]:
     for _ in range(candidacies):
         began = story.now
         lost = ev.LeadershipLost(Node(node_id, 5), "me-5", "there is no quorum", lacks_quorum=True)
-        until_campaign(story, cell, story.tell(lost, ev.CellSaid(cell)))
+        until_campaign(story, cell, story.tell(lost, ev.CellAnswered(cell)))
         found.append(story.now - began)
     return found
 
@@ -359,9 +359,9 @@ def test_a_leader_that_was_gone_is_followed_again_in_a_higher_term() -> None:
     for later, is_followed in ((0, False), (2, True)):
         story, cell = phases.following(), stored()
         story.hear(m.Goodbye("another agent leads the job now", False))
-        story.tell(ev.CellSaid(cell))  # it campaigns itself, without success
+        story.tell(ev.CellAnswered(cell))  # it campaigns itself, without success
         story.tell(ev.LeadershipLost(Node("me", TERM + 1), "me-5", "there is no quorum", lacks_quorum=True))
-        actions = story.tell(ev.CellSaid(cell.replace(cell=cell.cell.replace(term=TERM + later))))
+        actions = story.tell(ev.CellAnswered(cell.replace(cell=cell.cell.replace(term=TERM + later))))
         assert [each.leader for each in of_kind(actions, ev.Connect)] == [cell.leader] * is_followed
 
 
@@ -379,7 +379,7 @@ def without_quorum(*events: ev.Event) -> Story:
     """A candidate without enough votes, after which the cell names a leader."""
     story = phases.campaigning()
     lost = ev.LeadershipLost(Node("me", 5), "me-5", "there is no quorum", lacks_quorum=True)
-    story.tell(lost, ev.CellSaid(stored("other", 6)), *events)
+    story.tell(lost, ev.CellAnswered(stored("other", 6)), *events)
     return story
 
 
@@ -421,7 +421,7 @@ def test_a_candidate_that_lost_reads_the_cell_before_it_campaigns_again() -> Non
     assert story.tell(ev.LeadershipLost(Node("me", 5), "me-5", "another agent leads the job now")) == [ev.ReadCell()]
     story.now += 2 * PAUSE_S
     assert of_kind(story.tell(ev.DeadlinePassed()), ev.Campaign) == []
-    assert story.tell(ev.CellSaid(stored("boss", 6))) == [ev.Connect(1, leader_at("boss", 6))]
+    assert story.tell(ev.CellAnswered(stored("boss", 6))) == [ev.Connect(1, leader_at("boss", 6))]
 
 
 def test_a_candidate_that_stops_leading_gives_its_log_back_and_its_own_connection_says_what_follows() -> None:
@@ -432,10 +432,10 @@ def test_a_candidate_that_stops_leading_gives_its_log_back_and_its_own_connectio
     assert story.tell(ev.LeadershipLost(node, "me-5", "another agent leads the job now")) == []
     assert story.node is node and story.core.phase is Phase.FOLLOWING
     assert story.hear(m.Goodbye("another agent leads the job now", False)) == [ev.Disconnect(), ev.ReadCell()]
-    assert story.tell(ev.CellSaid(stored("me", 5))) == [], "it no longer leads"
+    assert story.tell(ev.CellAnswered(stored("me", 5))) == [], "it no longer leads"
 
 
-@pytest.mark.parametrize("said", [ev.CellSaid(stored("me", 5)), ev.CellFailed("no answer")])
+@pytest.mark.parametrize("said", [ev.CellAnswered(stored("me", 5)), ev.CellFailed("no answer")])
 @pytest.mark.parametrize("lost", [ev.ConnectionLost(1, "reset", Close.ABORTED), ev.ConnectFailed(1, False, "no way")])
 def test_a_node_whose_own_agent_leads_connects_to_it_again(lost: ev.Event, said: ev.Event) -> None:
     """Its first connection broke before it read a plan from it."""
@@ -541,7 +541,7 @@ def test_a_node_that_has_lost_a_leader_that_may_live_votes_after_a_while() -> No
 def voting() -> Story:
     """A member that has connected to a candidate."""
     story = alone()
-    story.tell(ev.CellSaid(stored()), ev.Campaigned(7, campaign()), ev.Connected(2))
+    story.tell(ev.CellAnswered(stored()), ev.Campaigned(7, campaign()), ev.Connected(2))
     return story
 
 
@@ -590,19 +590,19 @@ def looking() -> Story:
 
 
 def test_a_node_that_waits_for_a_plan_goes_where_the_cell_names_a_newer_leader() -> None:
-    assert looking().tell(ev.CellSaid(stored("other", TERM + 1))) == [ev.Connect(3, OTHER)]
-    assert looking().tell(ev.CellSaid(stored("other", TERM))) == [], "that leader is not newer"
+    assert looking().tell(ev.CellAnswered(stored("other", TERM + 1))) == [ev.Connect(3, OTHER)]
+    assert looking().tell(ev.CellAnswered(stored("other", TERM))) == [], "that leader is not newer"
 
 
 def test_a_node_that_waits_for_a_plan_leaves_a_leader_that_has_resigned() -> None:
-    told = looking().tell(ev.CellSaid(stored("", TERM)))
+    told = looking().tell(ev.CellAnswered(stored("", TERM)))
     assert told[0] == ev.Disconnect() and of_kind(told, ev.Campaign)
 
 
 def test_a_node_that_waits_for_a_plan_goes_on_while_the_leader_renews_the_cell() -> None:
     story = looking()
     for renewals in range(1, 20):
-        assert story.tell(ev.CellSaid(stored(renewals=renewals))) == []
+        assert story.tell(ev.CellAnswered(stored(renewals=renewals))) == []
         while ev.ReadCell() not in story.pass_deadline():
             pass
         assert story.core.phase is Phase.CONNECTING
@@ -645,7 +645,7 @@ def test_of_leaders_that_are_gone_the_last_are_remembered() -> None:
     story.core.search.timeout_s = math.inf
     for number in range(1000):
         story.tell(ev.LeadershipLost(Node("me", number), f"me-{number}", "too few nodes voted for this one"))
-        until_campaign(story, None, story.tell(ev.CellSaid(None)))
+        until_campaign(story, None, story.tell(ev.CellAnswered(None)))
     assert len(story.core.gone) == ev.GONE_MAX and story.core.gone[-1] == "me-999"
 
 
@@ -656,7 +656,7 @@ def test_a_connection_that_was_reset_is_made_again_once() -> None:
         assert story.lose_leader(Close.ABORTED) == [ev.Connect(conn + 1, BOSS)]
         story.tell(ev.Connected(conn + 1))
         assert story.lose_leader(Close.ABORTED) == [ev.ReadCell()], "the new connection was reset as well"
-        story.tell(ev.CellSaid(stored(renewals=1)), ev.Connected(conn + 2))
+        story.tell(ev.CellAnswered(stored(renewals=1)), ev.Connected(conn + 2))
         story.hear(RUNS)
         assert story.core.phase is Phase.FOLLOWING, "so it may reconnect the next time"
 
@@ -768,7 +768,7 @@ def test_a_node_without_workers_has_none_to_stop() -> None:
 
 def test_a_cell_with_the_verdict_of_its_own_job_ends_it() -> None:
     story = alone()
-    told = story.tell(ev.CellSaid(stored(committed=verdict_after(FIRST))))
+    told = story.tell(ev.CellAnswered(stored(committed=verdict_after(FIRST))))
     assert told == [ev.Deliver(SUCCEEDED), ev.Disconnect()]
     assert (story.core.phase, story.core.deadline, story.core.read_verdict) == (Phase.OVER, None, True)
 
@@ -776,27 +776,27 @@ def test_a_cell_with_the_verdict_of_its_own_job_ends_it() -> None:
 def test_a_job_that_was_seen_in_the_cell_before_its_verdict_is_this_nodes() -> None:
     """It has never reached the leader."""
     story = phases.searching()
-    story.tell(ev.CellSaid(stored(committed=FIRST)), ev.ConnectFailed(1, False, "timed out"))
+    story.tell(ev.CellAnswered(stored(committed=FIRST)), ev.ConnectFailed(1, False, "timed out"))
     while ev.ReadCell() not in story.pass_deadline():
         pass
-    story.tell(ev.CellSaid(stored(committed=verdict_after(FIRST))))
+    story.tell(ev.CellAnswered(stored(committed=verdict_after(FIRST))))
     assert (story.core.phase, story.core.read_verdict) == (Phase.OVER, True)
 
 
 def test_a_verdict_of_a_job_before_this_one_is_campaigned_against() -> None:
     """A scheduler has requeued the job under the same id."""
     story, cell = phases.searching(), stored(committed=verdict_after(FIRST))
-    (action,) = story.tell(ev.CellSaid(cell))
+    (action,) = story.tell(ev.CellAnswered(cell))
     assert action == ev.Campaign(Node("me"), TERM, True, (), story.core.sight.seen, FIRST.log)
     of_another = alone()
-    assert of_another.tell(ev.CellSaid(stored(committed=verdict_after(ELSEWHERE)))) == [], "its turn comes in 50 ms"
+    assert of_another.tell(ev.CellAnswered(stored(committed=verdict_after(ELSEWHERE)))) == [], "its turn comes in 50 ms"
     assert of_kind(of_another.pass_deadline(), ev.Campaign)[0].job_before == ELSEWHERE.log
 
 
 @pytest.mark.parametrize("text", ["", "x", "null", "{}", '{"verdict":{}}', "c$}b*0RR", "\ud800"])
 def test_a_verdict_that_no_leader_wrote_is_unreadable(text: str) -> None:
     story = alone()
-    told = story.tell(ev.CellSaid(stored(committed=verdict_after(FIRST, None, Payload(text)))))
+    told = story.tell(ev.CellAnswered(stored(committed=verdict_after(FIRST, None, Payload(text)))))
     unreadable = "the job has ended, but its result in the rendezvous store is unreadable"
     assert told == [ev.GiveUp(unreadable, False), ev.Disconnect()]
     assert (story.core.phase, story.core.deadline) == (Phase.OVER, None)
@@ -807,12 +807,12 @@ def test_a_verdict_that_no_leader_wrote_is_unreadable(text: str) -> None:
 
 def test_a_node_that_has_joined_another_log_keeps_its_new_name_as_it_leads() -> None:
     story = alone()
-    story.tell(ev.CellSaid(stored("other", TERM + 1)), ev.Connected(story.core.conn))
+    story.tell(ev.CellAnswered(stored("other", TERM + 1)), ev.Connected(story.core.conn))
     story.hear(m.Plan(TERM + 9, LEASE_S, of_log(TERM + 9, committed=ELSEWHERE)))
     gone = ev.ConnectionLost(story.core.conn, "connection closed", Close.ORDERLY)
     cell = stored("", TERM + 9)
     story.tell(ev.Connected(story.core.conn), gone)
-    action = until_campaign(story, cell, story.tell(ev.CellSaid(cell)))
+    action = until_campaign(story, cell, story.tell(ev.CellAnswered(cell)))
     assert action.node.name == "me~1"
     (connect,) = story.tell(ev.Leading(leader_at("me", TERM + 10), TERM + 10))
     (sent,) = story.tell(ev.Connected(connect.conn))
@@ -821,7 +821,7 @@ def test_a_node_that_has_joined_another_log_keeps_its_new_name_as_it_leads() -> 
 
 def test_a_node_joins_a_leader_of_another_log_under_a_new_name() -> None:
     story = alone()
-    story.tell(ev.CellSaid(stored("other", TERM + 1)), ev.Connected(story.core.conn))
+    story.tell(ev.CellAnswered(stored("other", TERM + 1)), ev.Connected(story.core.conn))
     names, first = ["me", "me~1", "me~2"], story.core.conn
     for number, log in enumerate((ELSEWHERE, first_entry(99, "pq", "pq", ("3f",))), 1):
         conn = story.core.conn
@@ -840,7 +840,7 @@ def test_a_node_joins_a_leader_of_another_log_under_a_new_name() -> None:
 def test_a_node_does_not_go_over_to_the_log_of_a_candidate() -> None:
     """It connects to the candidate named in the cell, which may never lead: its promises in its own log stay valid."""
     story = alone()
-    story.tell(ev.CellSaid(stored("other", TERM + 1)), ev.Connected(story.core.conn))
+    story.tell(ev.CellAnswered(stored("other", TERM + 1)), ev.Connected(story.core.conn))
     story.hear(m.Plan(TERM + 1, LEASE_S, of_log(TERM + 1, is_leading=False, committed=ELSEWHERE)))
     assert (story.node.name, story.node.committed) == ("me", FIRST) and story.core.phase is Phase.CONNECTING
 
@@ -913,7 +913,7 @@ def test_a_request_is_repeated_until_it_is_answered() -> None:
     story, ask = busy(), DRAIN.replace(verb=r.Verb.CORDON, target="host-x")
     assert [each.asks for each in statuses(story.tell(ev.Submitted(ask)))] == [(ask,)]
     story.lose_leader()
-    story.tell(ev.CellSaid(stored("other", TERM + 1)))
+    story.tell(ev.CellAnswered(stored("other", TERM + 1)))
     assert [each.asks for each in statuses(story.tell(ev.Connected(2)))] == [(ask,)]
     answer = r.Answer("me-1", True, "cordoned")
     led = m.Plan(TERM + 1, LEASE_S, of_log(TERM + 1), answers=(answer,))

@@ -6,17 +6,17 @@ import pytest
 from kit.arguments import complaint
 
 from aelastic.agent.requests.notice_sources import said_by
-from aelastic.agent.resources import Asked
+from aelastic.agent.resources import DrainRequest
 
 
 @pytest.mark.parametrize(
     "line, said",
     [
-        ("drain 110 spot", Asked(110.0, "spot")),
-        ("drain 30", Asked(30.0)),
-        ("45.5 s maintenance  of\tthe host\n", Asked(45.5, "maintenance of the host")),
-        ("90", Asked(90.0)),
-        ("cancel\n", Asked(None)),
+        ("drain 110 spot", DrainRequest(110.0, "spot")),
+        ("drain 30", DrainRequest(30.0)),
+        ("45.5 s maintenance  of\tthe host\n", DrainRequest(45.5, "maintenance of the host")),
+        ("90", DrainRequest(90.0)),
+        ("cancel\n", DrainRequest(None)),
         ("drain soon", None),
         ("drain -5", None),
         ("", None),
@@ -24,7 +24,7 @@ from aelastic.agent.resources import Asked
         ("drain 99999999", None),
     ],
 )
-def test_what_a_line_says(line: str, said: Asked | None) -> None:
+def test_what_a_line_says(line: str, said: DrainRequest | None) -> None:
     assert said_by(line) == said
 
 

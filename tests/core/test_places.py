@@ -26,7 +26,7 @@ def elsewhere(rank: int, function: str = "read", at: str = "dataset.py:88", stat
 
 def test_the_rank_that_does_not_come_is_named_and_where_it_is() -> None:
     found = compare([elsewhere(5), *(waiting(rank) for rank in (0, 1, 2, 3, 4, 6, 7))], 62.0)
-    assert found.odd == (5,)
+    assert found.outliers == (5,)
     assert found.text == (
         "hang: 7 of 8 ranks wait in all_reduce (train.py:120) for 62 s; rank 5 on n1 does not: read (dataset.py:88), "
         "waits for a disk (D)"
@@ -35,14 +35,14 @@ def test_the_rank_that_does_not_come_is_named_and_where_it_is() -> None:
 
 def test_several_ranks_that_do_not_come_are_named_as_far_as_a_line_has_room() -> None:
     found = compare([*(elsewhere(rank) for rank in range(6)), *(waiting(rank) for rank in range(6, 16))])
-    assert found.odd == tuple(range(6))
+    assert found.outliers == tuple(range(6))
     assert found.text.count("does not: ") == 4
     assert found.text.endswith("; 2 more do not")
 
 
-def test_one_rank_in_another_branchs_collective_is_odd() -> None:
+def test_one_rank_in_another_branchs_collective_is_an_outlier() -> None:
     found = compare([*(waiting(rank) for rank in range(3)), waiting(3, "barrier", 80)])
-    assert found.odd == (3,)
+    assert found.outliers == (3,)
     assert "rank 3 on n0 does not: barrier (train.py:80)" in found.text
 
 
@@ -67,27 +67,27 @@ def test_one_rank_in_another_branchs_collective_is_odd() -> None:
 )
 def test_what_cannot_be_told_is_said_with_the_groups(places: list[Place]) -> None:
     found = compare(places, 60.0)
-    assert found.odd == ()
+    assert found.outliers == ()
     assert found.text.startswith("hang for 60 s: cannot tell which rank the others wait for; ")
     assert all(place.group in found.text for place in places)
 
 
 def test_a_rank_that_is_seen_elsewhere_is_named_though_another_is_unknown() -> None:
     unknown = Place(3, "n0", 0, unknown="no answer from its agent")
-    assert compare([waiting(0), waiting(1), elsewhere(2), unknown]).odd == (2,)
+    assert compare([waiting(0), waiting(1), elsewhere(2), unknown]).outliers == (2,)
 
 
 def test_where_places_tell_nothing_fewer_steps_do() -> None:
     places = [waiting(0, steps=9), waiting(1, steps=9), waiting(2, steps=8), waiting(3, steps=9)]
     found = compare(places)
-    assert found.odd == (2,)
+    assert found.outliers == (2,)
     assert found.text.endswith("rank 2 on n0 has done 8 steps, the others 9: all_reduce (train.py:120), sleeps")
-    assert compare([places[0], places[2].replace(rank=3)]).odd == ()
+    assert compare([places[0], places[2].replace(rank=3)]).outliers == ()
 
 
 def test_a_rank_that_has_ended_is_waited_for() -> None:
     found = compare([waiting(0), waiting(1), Place(2, "n0", 7, ended="has ended")])
-    assert found.odd == (2,)
+    assert found.outliers == (2,)
     assert found.text.endswith("rank 2 on n0 does not: has ended")
 
 
@@ -116,13 +116,13 @@ def test_a_broadcast_of_ddp_is_a_collective_and_the_forward_pass_of_its_module_i
     assert (computes.collective, computes.group) == ("", "forward (model.py:7)")
 
 
-def test_a_rank_that_has_saved_for_a_drain_waits_and_the_one_that_does_not_come_is_odd() -> None:
+def test_a_rank_that_has_saved_for_a_drain_waits_and_the_one_that_does_not_come_is_an_outlier() -> None:
     has_saved = folded(
         Frame("/x/aelastic/training/notice/page.py", 72, "saved"), Frame("/home/me/train.py", 20, "<module>")
     )
     assert has_saved.group == "saved (train.py:20)"
     reads = folded(Frame("/home/me/data.py", 30, "read")).replace(rank=1)
-    assert compare([has_saved, reads], 60.0).odd == (1,)
+    assert compare([has_saved, reads], 60.0).outliers == (1,)
 
 
 @given(st.text(), st.text(), st.text(), st.integers(-1, 10**15))

@@ -72,7 +72,7 @@ class Story:
 
     def members(self) -> list[int]:
         vote = max((cell.vote for cell in self.cells if cell and cell.vote), key=lambda vote: vote.ballot)
-        return [index for index, cell in enumerate(self.cells) if cell and cell.life == vote.members[index]]
+        return [index for index, cell in enumerate(self.cells) if cell and cell.incarnation == vote.members[index]]
 
 
 def written(size: int = 3) -> Story:
@@ -334,7 +334,7 @@ def test_a_store_that_is_back_with_a_cell_of_an_earlier_life_is_counted_by_no_cl
     assert story.ask() == ev.NoMajority({1: ""})
     story.silent = set()
     assert story.ask() == "two"
-    assert story.members() == [0, 1, 2] and story.cells[0] and story.cells[0].life != earlier.life
+    assert story.members() == [0, 1, 2] and story.cells[0] and story.cells[0].incarnation != earlier.incarnation
 
 
 def test_a_client_that_has_known_the_job_does_not_begin_another() -> None:
@@ -409,20 +409,26 @@ def test_that_a_majority_has_forgotten_is_not_believed_of_answers_that_were_long
     late = [each for answer in (*empty, story.answer(looks[0])) if answer for each in slow.handle(answer, story.now)]
     assert {type(each) for each in late} == {ev.Look}
     locks = [each for look in late if (answer := story.answer(look)) for each in slow.handle(answer, story.now)]
-    lives = [(lock.expected and lock.expected.life, lock.cell.life) for lock in locks if isinstance(lock, ev.Write)]
-    assert [was == is_now for was, is_now in lives] == [True, True, False], "the members in the vote keep their lives"
+    incarnations = [
+        (lock.expected and lock.expected.incarnation, lock.cell.incarnation)
+        for lock in locks
+        if isinstance(lock, ev.Write)
+    ]
+    assert [was == is_now for was, is_now in incarnations] == [True, True, False], (
+        "the members in the vote keep their incarnations"
+    )
 
 
 @pytest.mark.parametrize("forgetful", [(0,), (0, 1), (0, 1, 2)])
 def test_a_store_that_is_taken_in_and_each_one_that_begins_again_has_a_new_life(forgetful: tuple[int, ...]) -> None:
-    """A pending write of an earlier attempt must not be mistaken for one of this life."""
+    """A pending write of an earlier attempt must not be mistaken for one of this incarnation."""
     story = written()
-    before = [cell.life for cell in story.cells if cell]
+    before = [cell.incarnation for cell in story.cells if cell]
     story.forget(*forgetful)
     assert story.ask("one" if len(forgetful) < 3 else "", "two") == "two"
-    lives = [cell.life for cell in story.cells if cell]
+    incarnations = [cell.incarnation for cell in story.cells if cell]
     kept = {1, 2} if forgetful == (0,) else set[int]()
-    assert {store for store in range(3) if lives[store] == before[store]} == kept
+    assert {store for store in range(3) if incarnations[store] == before[store]} == kept
 
 
 def test_a_store_that_a_try_began_to_take_in_shows_that_there_is_a_job() -> None:

@@ -17,7 +17,7 @@ from aelastic.rdzv.leader.coordinator import Coordinator
 from aelastic.rdzv.leader.job_state import JobState, Participant, Round
 from aelastic.rdzv.leader.leader import Leader
 from aelastic.rdzv.leader.leader_cell import LeaderCell
-from aelastic.rdzv.leader.leader_events import CellSaid, DeadlinePassed, Opened, Received, WriteCell
+from aelastic.rdzv.leader.leader_events import CellAnswered, DeadlinePassed, Opened, Received, WriteCell
 from aelastic.rdzv.leader.plans import changed
 from aelastic.rdzv.leader.roster import RoundRules
 from aelastic.rdzv.ledger import Excluded, Ledger, Spent
@@ -246,7 +246,7 @@ def follow_and_distrust(story: Story) -> float:
     began = story.now
     while ev.ReadCell() not in story.pass_deadline():
         pass
-    story.tell(ev.CellSaid(stored_cell(renewals=int(story.now))), ev.Connected(story.core.conn + 1))
+    story.tell(ev.CellAnswered(stored_cell(renewals=int(story.now))), ev.Connected(story.core.conn + 1))
     story.hear(m.Plan(TERM, LEASE_S))
     assert story.core.phase is Phase.FOLLOWING
     return story.now - began
@@ -274,9 +274,9 @@ def leading_alone() -> Leader:
     campaign = leading.campaign(Node("boss"), TERM, 1, has_listened=True)
     leader = Leader(core, connections, campaign, at, "host-boss", True, LeaderCell("1f", LEASE_S), 100.0)
     leader.handle(DeadlinePassed(), 100.0)
-    actions: list[Any] = leader.handle(CellSaid(None), 100.0)
+    actions: list[Any] = leader.handle(CellAnswered(None), 100.0)
     while written := [each for each in actions if isinstance(each, WriteCell)]:
-        actions = leader.handle(CellSaid(written[-1].stored), 100.0)
+        actions = leader.handle(CellAnswered(written[-1].stored), 100.0)
     return leader
 
 

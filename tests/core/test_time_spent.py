@@ -12,7 +12,7 @@ from kit.stories.spent_logs import Job
 from kit.stories.timelines import logs_of
 
 from aelastic.observe.time_spent import GAP_S, ON, STARTS, TimeSpent
-from aelastic.tools.spent.bill import bill_of, in_tenths, notes_of
+from aelastic.tools.spent.report import in_tenths, notes_of, report_of
 from aelastic.tools.timeline.reader import in_order, read_logs
 
 
@@ -21,17 +21,17 @@ def test_each_share_is_what_it_was(first: int) -> None:
     for seed in range(first, first + 20):
         job = Job(seed)
         logs, spent = logs_of(*job.logs), TimeSpent(GAP_S)
-        bill = bill_of(logs, (2.0, "gpu-"), None)
+        report = report_of(logs, (2.0, "gpu-"), None)
         for at, entry in in_order(logs):
             spent.tell(entry.kind, entry.fields.get, at)
         whole = sum(job.truth.values())
-        assert bill.length_s == pytest.approx(whole, abs=0.01)
-        wrong = {name: bill.seconds[name] / whole * 100 - job.truth[name] / whole * 100 for name in ON}
+        assert report.length_s == pytest.approx(whole, abs=0.01)
+        wrong = {name: report.seconds[name] / whole * 100 - job.truth[name] / whole * 100 for name in ON}
         assert all(abs(points) < 0.2 for points in wrong.values()), (seed, wrong)
-        assert round(sum(bill.shares.values()), 6) == 100.0
+        assert round(sum(report.shares.values()), 6) == 100.0
         parts = sum(spent.seconds[name] for name in STARTS)
-        assert parts == pytest.approx(bill.seconds["starting"], rel=0.01), "the parts of starting add up to it"
-        assert bill.cost == pytest.approx(whole / 3600 * 2 * 2 * job.count, rel=0.1)
+        assert parts == pytest.approx(report.seconds["starting"], rel=0.01), "the parts of starting add up to it"
+        assert report.cost == pytest.approx(whole / 3600 * 2 * 2 * job.count, rel=0.1)
 
 
 @pytest.mark.parametrize("seed", range(SPENT_JOBS // 10))
@@ -42,9 +42,9 @@ def test_a_log_that_is_cut_anywhere_adds_up(seed: int) -> None:
         cut = [each[: rng.randrange(len(each))] for each in data]
         logs = [log for each in cut for log in read_logs("x", each.splitlines(keepends=True)) if log.entries]
         if logs:
-            bill = bill_of(logs, None, None)
-            assert round(sum(bill.shares.values()), 6) == 100.0
-            assert all(each >= -1e-6 for each in bill.seconds.values())
+            report = report_of(logs, None, None)
+            assert round(sum(report.shares.values()), 6) == 100.0
+            assert all(each >= -1e-6 for each in report.seconds.values())
 
 
 def test_starts_in_place_are_told_among_the_starts() -> None:

@@ -75,9 +75,11 @@ def test_a_worker_that_keeps_its_process_is_one_life_and_a_replacement_another()
         a.tell(9.0, WorkerEnded(1, rank, rank, "succeeded"))
 
     (node,) = story_of(a).nodes
-    lives = sorted((life.local_rank, round(life.start, 1), round(life.end, 1)) for life in node.lives)
-    assert lives == [(0, 1.1, 5.0), (0, 5.1, 9.0), *((rank, 1.1, 9.0) for rank in range(1, a.workers))]
-    assert [life.start for life in node.lives if life.is_replacement] == [pytest.approx(5.1)]
+    incarnations = sorted(
+        (process.local_rank, round(process.start, 1), round(process.end, 1)) for process in node.incarnations
+    )
+    assert incarnations == [(0, 1.1, 5.0), (0, 5.1, 9.0), *((rank, 1.1, 9.0) for rank in range(1, a.workers))]
+    assert [process.start for process in node.incarnations if process.is_replacement] == [pytest.approx(5.1)]
 
 
 def test_a_restart_in_place_says_how_many_workers_were_kept_and_names_the_one_that_was_lost() -> None:
@@ -167,7 +169,7 @@ def test_a_killed_agent_lived_as_long_as_it_gave_signs_of_life() -> None:
 
     assert (story.length_s, story.spent["trained"]) == pytest.approx((36000.023, 36000.0), abs=1e-3)
     assert blocks_of(story.nodes[0])[-1] == ("run", 0.023, 36000.023)
-    assert [round(life.end, 3) for life in story.nodes[0].lives] == [36000.023] * 2
+    assert [round(process.end, 3) for process in story.nodes[0].incarnations] == [36000.023] * 2
     assert story.is_training_known
     assert not any("lack" in note for note in story.notes)
 

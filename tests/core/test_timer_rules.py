@@ -138,7 +138,7 @@ def test_processes_without_a_timer_are_forgotten_when_there_have_been_many(monke
         story.core.handle(t.Belongs(1, pid, 0), story.now)
         story.hear(line(pid, "load", -1, 0))
     assert len(story.core._owners) < t.OWNERS_MAX
-    assert story.hear(line(1000, "load", story.wall + 3)) == [t.Ask(1, 1000)]
+    assert story.hear(line(1000, "load", story.wall + 3)) == [t.FindOwner(1, 1000)]
     story.tell("1 sets step 4")
     assert [next_scope(story), next_scope(story)] == ["step", "kept"]
 
@@ -227,7 +227,7 @@ class Checked:
         expired = set()
         for action in actions:
             match action:
-                case t.Ask(generation, pid):
+                case t.FindOwner(generation, pid):
                     assert generation == self.generation
                     assert pid not in WORKERS or WORKERS[pid] in self.model.gone
                     rank = OWNER.get(pid)
@@ -253,7 +253,7 @@ class Checked:
             pieces.append(data[:cut])
             data = data[cut:]
         for piece in [*pieces, data]:
-            self.carry_out(self.core.handle(t.Heard(piece, self.now + EPOCH_S), self.now))
+            self.carry_out(self.core.handle(t.Received(piece, self.now + EPOCH_S), self.now))
 
     def wait(self, seconds: int) -> None:
         self.now += seconds + 0.5  # times are whole seconds, and wall times are rounded

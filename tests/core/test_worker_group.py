@@ -10,7 +10,7 @@ from kit.stories.group import FAILURE, WHERE, Told
 
 from aelastic.agent.group import events as ev
 from aelastic.agent.group.worker_group import WorkerGroup
-from aelastic.base.machine import STORY_EVENT_CHARS_MAX, InvalidTransition
+from aelastic.base.machine import TRACE_EVENT_CHARS_MAX, InvalidTransition
 from aelastic.diagnose.failures.failure import MESSAGE_CHARS_MAX
 from aelastic.workers.states import Phase
 
@@ -102,8 +102,8 @@ IMPOSSIBLE = {
 
 
 def seen(group: WorkerGroup) -> dict[str, Any]:
-    """Everything that a group knows, except its story."""
-    return {name: copy.deepcopy(getattr(group, name)) for name in WorkerGroup.__dataclass_fields__ if name != "_story"}
+    """Everything that a group knows, except its trace."""
+    return {name: copy.deepcopy(getattr(group, name)) for name in WorkerGroup.__dataclass_fields__ if name != "_trace"}
 
 
 def test_the_walk_covers_every_phase_and_every_event() -> None:
@@ -120,14 +120,14 @@ def test_every_event_is_decided_in_every_phase(where: str) -> None:
 def assert_decided(where: str, line: str) -> None:
     story = Told(where)
     (event,) = story.events(line)
-    before, told = seen(story.core), story.core.story
+    before, told = seen(story.core), story.core.trace
     story.now += 1_000_000  # any deadline has passed
     if (where, line) not in IMPOSSIBLE:
         actions = story.tell(line)
         if where == "done":
             assert (actions, story.core.phase) == ([], Phase.DONE), line
-        assert len(story.core.story) == len(told) + 1, line
-        assert repr(event)[:STORY_EVENT_CHARS_MAX] in story.core.story[-1]
+        assert len(story.core.trace) == len(told) + 1, line
+        assert repr(event)[:TRACE_EVENT_CHARS_MAX] in story.core.trace[-1]
         return
     with pytest.raises(InvalidTransition) as caught:
         story.tell(line)
@@ -136,8 +136,8 @@ def assert_decided(where: str, line: str) -> None:
     assert str(before["phase"]) in str(caught.value)
 
 
-def test_the_story_is_bounded() -> None:
+def test_the_trace_is_bounded() -> None:
     story = Told("running")
     for _ in range(500):
         story.tell("a timer fires")
-    assert len(story.core.story) == 64
+    assert len(story.core.trace) == 64

@@ -38,7 +38,7 @@ from aelastic.observe.time_spent import TimeSpent
 from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.ledger import Blamed, Ledger
 from aelastic.rdzv.restart_policy import End, RestartPolicy, cause_of
-from aelastic.tools.spent.bill import Bill, advice_of, in_tenths, notes_of
+from aelastic.tools.spent.report import CostReport, advice_of, in_tenths, notes_of
 from aelastic.training import Round
 
 yaml = pytest.importorskip("yaml")  # PyYAML: in the group dev
@@ -176,12 +176,12 @@ def tells_what_was_spent(block: Block) -> None:
     spent.seconds |= {"stopping": 4.1, "rendezvous": 2.2, "imports": 738.2, "first step": 1602.7}
     spent.failures, spent.starts, spent.hangs, spent.again, spent.most, spent.rate = 6, 9, 1, 15702, 402118, 4.3
     seconds = spent.until(0.0)
-    bill = Bill(
+    report = CostReport(
         "resnet", sum(seconds.values()), 8, seconds, in_tenths(seconds),
         {name: each / 3600 * 8 * 2.1 for name, each in seconds.items()}, notes_of(spent),
         tuple(advice_of(spent, 14.0, is_cold=True)), 0,
     )  # fmt: skip
-    assert block.text.partition("--save 14\n")[2] == as_text(bill) + "\n"
+    assert block.text.partition("--save 14\n")[2] == as_text(report) + "\n"
 
 
 def asks_to_rehearse(block: Block) -> None:

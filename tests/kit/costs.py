@@ -244,7 +244,7 @@ def verdict_taken(job: Job) -> Act:
     asked = job.leader.cell._asked
     assert asked is not None and asked.written is not None and job.leader.log.proposal is not None
     job.stored = job._read = asked.written
-    return Act(job.leader, ev.CellSaid(asked.written), job.now)
+    return Act(job.leader, ev.CellAnswered(asked.written), job.now)
 
 
 def a_round_fails_the_next_succeeds(count: int) -> Iterator[Measured]:
@@ -273,7 +273,7 @@ def ended(count: int, **others: Any) -> Job:
     """A job whose round is over: all agents stop their workers."""
     job = running(count, **others)
     job.fail(names(1)[0])
-    assert job.coordinator.phase is Phase.FORMING and not job.coordinator.forming.end.untold
+    assert job.coordinator.phase is Phase.FORMING and not job.coordinator.forming.end.unnotified
     job.now += 2 * GRACE_S
     job.live(names(count))
     return job
@@ -445,7 +445,7 @@ def a_round_is_taken_over_whole(count: int) -> Iterator[Measured]:
     assert job.coordinator.phase is Phase.RUNNING
     job = Job((1, count), stored=kept(count), term=TERM + 1, has_listened=False, is_begun=False)
     yield "looks at the cell", ONE, job.act(ev.DeadlinePassed())
-    yield "reads the cell", ALL, Act(job.leader, ev.CellSaid(job.stored), job.now)
+    yield "reads the cell", ALL, Act(job.leader, ev.CellAnswered(job.stored), job.now)
 
 
 def agents_want_ranks(count: int) -> Iterator[Measured]:
@@ -546,9 +546,9 @@ def workers_are_watched(count: int) -> Iterator[Measured]:
         yield "ends", ONE, Act(rules, hang_rules.Ended(rank), LATE)
 
 
-def timer(number: int, at: float, pid: int = 7) -> timer_rules.Heard:
+def timer(number: int, at: float, pid: int = 7) -> timer_rules.Received:
     text = f'{{"version": 1, "pid": {pid}, "scope_id": "{number}", "expiration_time": {at}, "signal": 9}}\n'
-    return timer_rules.Heard(text.encode(), WALL)
+    return timer_rules.Received(text.encode(), WALL)
 
 
 def timers_run(count: int) -> Iterator[Measured]:
@@ -595,7 +595,7 @@ def an_agent_in_a_large_job(count: int) -> Iterator[Measured]:
     lost = me.ConnectionLost(1, "connection closed", Close.ABORTED)
     at = member.leader_at("other", 9)
     searches: list[tuple[str, me.Event]] = [
-        ("reads the cell", me.CellSaid(member.stored())),
+        ("reads the cell", me.CellAnswered(member.stored())),
         ("cannot read the cell", me.CellFailed("no answer")),
         ("learns who leads", me.Declined(9, at)),
         ("gets a request for its vote", me.Campaigned(7, member.campaign(term=9))),

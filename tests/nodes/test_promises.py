@@ -49,7 +49,7 @@ pytestmark = pytest.mark.timeout(300)
 
 PORT = 29400
 ALL = (0, 1, 2)
-# On a busy machine a node needs more than 0.3 s to find the next leader, and a missing node excuses a failure.
+# On a busy machine a node needs more than 0.3 s to find the next leader, and a missing node explains a failure.
 PATIENT = """
 from aelastic.rdzv.leader import coordinator
 
@@ -581,7 +581,7 @@ def killed_before_it_votes(there: Trio) -> None:
     there.freeze(2)
     there.fail()
     there.wait_failed()
-    time.sleep(1.0)  # killed earlier, it would excuse the failure
+    time.sleep(1.0)  # killed earlier, it would explain the failure
     kill_host(there.agents[2])
     assert not any(agent.is_over for agent in there.agents[:2]), there.team.story
     undo()

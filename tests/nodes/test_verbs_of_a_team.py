@@ -27,7 +27,7 @@ OPTIONS = "--max-restarts", "0"
 # A node must leave by this deadline, which is longer than any test waits.
 DRAIN_S = 120
 # In an agent: on a busy machine others may need more than a few seconds to answer.
-PATIENT = "from aelastic.agent.requests import enquiries\nenquiries.ANSWER_S = 25.0\n"
+PATIENT = "from aelastic.agent.requests import queries\nqueries.ANSWER_S = 25.0\n"
 
 
 @pytest.fixture(autouse=True)

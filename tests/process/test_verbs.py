@@ -45,10 +45,10 @@ while not os.path.exists("end"):
 TWO = "--nproc-per-node", "2"
 # In an agent: enough time to answer on a busy machine.
 PATIENT = """
-from aelastic.agent.requests import enquiries
+from aelastic.agent.requests import queries
 from aelastic.diagnose.stacks import collect
 
-enquiries.ANSWER_S = enquiries.STACKS_S = 28.0
+queries.ANSWER_S = queries.STACKS_S = 28.0
 collect.MEMORY_UNTIL_S, collect.PY_SPY_UNTIL_S, collect.TIMEOUT_S = 19.0, 20.0, 25.0
 """
 

@@ -574,7 +574,7 @@ def rounded(core: Coordinator) -> str:
 
 
 def everything(core: Coordinator) -> dict[str, Any]:
-    return {name: getattr(core, name) for name in Coordinator.__dataclass_fields__ if name != "_story"}
+    return {name: getattr(core, name) for name in Coordinator.__dataclass_fields__ if name != "_trace"}
 
 
 Cluster.TestCase.settings = settings(

@@ -374,7 +374,7 @@ class FakeWorld(RuleBasedStateMachine):
 
 
 def everything(group: WorkerGroup) -> dict[str, Any]:
-    return {name: copy.copy(getattr(group, name)) for name in WorkerGroup.__dataclass_fields__ if name != "_story"}
+    return {name: copy.copy(getattr(group, name)) for name in WorkerGroup.__dataclass_fields__ if name != "_trace"}
 
 
 FakeWorld.TestCase.settings = settings(

@@ -305,7 +305,7 @@ class InPlaceWorld(RuleBasedStateMachine):
                 self.an_end_is_seen(clears=True)
             if self.group.deadline is not None:
                 self.time_passes()
-        assert self.group.is_done, self.group.story
+        assert self.group.is_done, self.group.trace
 
 
 TestRecoveryInPlace = InPlaceWorld.TestCase

@@ -184,7 +184,7 @@ def answer_for(story: Story) -> None:
     core = story.core
     if core.sight.is_asked:
         cell = stored("other", TERM + 1, renewals=int(story.now))
-        story.tell(ev.CellSaid(cell) if core.conn % 2 else ev.CellFailed("no answer"))
+        story.tell(ev.CellAnswered(cell) if core.conn % 2 else ev.CellFailed("no answer"))
     elif core.phase is Phase.CONNECTING:
         story.tell(ev.Connected(core.conn))
     elif core.phase is Phase.CAMPAIGNING:

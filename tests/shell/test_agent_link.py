@@ -28,8 +28,8 @@ from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import DOWNWARD
 from aelastic.rdzv.protocol.proofs import Proofs
-from aelastic.rdzv.protocol.strangers import Strangers
 from aelastic.rdzv.protocol.stream import Stream
+from aelastic.rdzv.protocol.unauthenticated import UnauthenticatedPeers
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.settings import RendezvousSettings
 
@@ -88,7 +88,7 @@ async def test_an_endpoint_that_is_away_is_asked_again() -> None:
     mine = link(world)
     assert await mine._answer() == ev.CellFailed("the store in this process is down")
     world.is_down = False
-    assert await mine._answer() == ev.CellSaid(None)
+    assert await mine._answer() == ev.CellAnswered(None)
 
 
 async def test_agents_that_have_yet_to_hear_of_the_end_are_named_and_waited_for_until_it_is_asked_again(
@@ -99,7 +99,7 @@ async def test_agents_that_have_yet_to_hear_of_the_end_are_named_and_waited_for_
     term.fail("a")
     assert term.leader.is_over
     term.close("a")
-    strangers, cell = Strangers(2, math.inf), InProcessCell("job", SharedWorld())
+    unauthenticated, cell = UnauthenticatedPeers(2, math.inf), InProcessCell("job", SharedWorld())
     with closing(HeldPort()) as port:
         server = LeaderServer(
             term.leader,
@@ -110,7 +110,7 @@ async def test_agents_that_have_yet_to_hear_of_the_end_are_named_and_waited_for_
             lambda: None,
             lambda *_: None,
             lambda *_: None,
-            strangers,
+            unauthenticated,
             Proofs(None),
         )
         mine._server = server
@@ -119,7 +119,7 @@ async def test_agents_that_have_yet_to_hear_of_the_end_are_named_and_waited_for_
                 tasks.start_soon(mine.finish)
                 while not caplog.messages:  # noqa: ASYNC110
                     await anyio.sleep(0.001)
-                mine.hurry()
+                mine.cut_short()
     told = "for the agents on host-b to receive the result (Ctrl-C skips the wait)"
     assert [message[-len(told) :] for message in caplog.messages] == [told]
 

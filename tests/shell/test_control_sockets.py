@@ -21,7 +21,7 @@ from kit.waiting import DEADLINE_S
 from aelastic.agent.channels import ControlSocket
 from aelastic.agent.requests import user_names
 from aelastic.agent.requests.answers import serve
-from aelastic.agent.requests.enquiries import Enquiries
+from aelastic.agent.requests.queries import Queries
 from aelastic.agent.requests.user_names import UserNames
 from aelastic.base.host import control_sockets
 from aelastic.observe.observer import Observers
@@ -64,7 +64,7 @@ async def opened(folder: Path, job: Job) -> AsyncIterator[Callable[[bytes], Any]
 
     observers = Observers([])
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(control_socket.run, lambda conn: serve(conn, cast(Enquiries, job), observers))
+        tasks.start_soon(control_socket.run, lambda conn: serve(conn, cast(Queries, job), observers))
         yield lambda data: asyncio.to_thread(say, data)
         tasks.cancel_scope.cancel()
     control_socket.close(None)

@@ -14,7 +14,7 @@ from kit.virtual_clock import on_virtual_time
 
 from aelastic import ExpectedOutput, InputError, WorkerSpec
 from aelastic.agent.group.worker_env import STUCK_VARIABLE
-from aelastic.agent.watches.activity import ActivitySampler, Place, ProcTable, rules_of, sizes_of
+from aelastic.agent.watches.activity import ActivitySampler, ProcTable, SamplingTarget, rules_of, sizes_of
 from aelastic.agent.watches.watch import Found
 from aelastic.diagnose.hangs.hang_rules import Rules, Sample
 from aelastic.diagnose.hangs.options import HANG_SIGNALS
@@ -46,7 +46,7 @@ def remove(root: Path, pid: int) -> None:
     (root / str(pid) / "stat").unlink()
 
 
-PLACES = {0: Place(100, ()), 1: Place(200, ())}
+TARGETS = {0: SamplingTarget(100, ()), 1: SamplingTarget(200, ())}
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -60,7 +60,7 @@ def test_a_worker_stands_for_its_session_and_all_that_descends_from_it(tmp_path:
     put(tmp_path, 104, parent=103, session=103, ticks=10000, io=10000)
     put(tmp_path, 200, parent=1, session=200, ticks=5, io=6)
     put(tmp_path, 300, parent=1, session=300, ticks=7, io=7)
-    first = look(PLACES, ALL)
+    first = look(TARGETS, ALL)
     assert (first[0].cpu_s, first[1].cpu_s) == pytest.approx((11111 * TICK_S, 5 * TICK_S))
     assert (first[0].io, first[1].io) == (11111, 6)
 
@@ -69,46 +69,46 @@ def test_what_has_ended_takes_nothing_back_and_what_comes_is_new(tmp_path: Path)
     look = ProcTable(str(tmp_path))
     put(tmp_path, 100, session=100, io=10)
     put(tmp_path, 101, session=100, io=1000)
-    assert look(PLACES, ALL)[0].io == 1010
+    assert look(TARGETS, ALL)[0].io == 1010
     remove(tmp_path, 101)
-    assert look(PLACES, ALL)[0].io == 1010
+    assert look(TARGETS, ALL)[0].io == 1010
     put(tmp_path, 101, session=100, io=5, began=6)  # the number now belongs to another process
-    assert look(PLACES, ALL)[0].io == 1015
+    assert look(TARGETS, ALL)[0].io == 1015
     put(tmp_path, 101, session=100, io=5, began=6)
-    assert look(PLACES, ALL)[0].io == 1015
+    assert look(TARGETS, ALL)[0].io == 1015
     put(tmp_path, 101, session=100, state="Z", io=999, began=6)
-    assert look(PLACES, ALL)[0].io == 1015
+    assert look(TARGETS, ALL)[0].io == 1015
 
 
 def test_a_process_that_has_ended_is_not_seen_and_what_is_forbidden_is_none(tmp_path: Path) -> None:
     look = ProcTable(str(tmp_path))
     put(tmp_path, 100, session=100, state="Z")
     put(tmp_path, 200, session=200, io=None)
-    assert look(PLACES, ALL) == {1: Sample(cpu_s=0.0)}
+    assert look(TARGETS, ALL) == {1: Sample(cpu_s=0.0)}
     (tmp_path / "200" / "io").mkdir()  # can be opened, but not read
-    assert look(PLACES, ALL)[1].io is None
+    assert look(TARGETS, ALL)[1].io is None
     (tmp_path / "200" / "stat").write_text("200 (truncated")
-    assert look(PLACES, ALL) == {}
-    assert ProcTable(str(tmp_path / "nowhere"))(PLACES, ALL) == {}
+    assert look(TARGETS, ALL) == {}
+    assert ProcTable(str(tmp_path / "nowhere"))(TARGETS, ALL) == {}
 
 
 def test_sleep_that_no_signal_ends_is_told_by_what_its_thread_has_done(tmp_path: Path) -> None:
     look = ProcTable(str(tmp_path))
     put(tmp_path, 100, session=100, state="D", own_io=77)
     put(tmp_path, 200, session=200, state="D", own_io=None)
-    assert {rank: sample.sleep for rank, sample in look(PLACES, ALL).items()} == {0: 77, 1: 0}
+    assert {rank: sample.sleep for rank, sample in look(TARGETS, ALL).items()} == {0: 77, 1: 0}
     put(tmp_path, 100, session=100, state="S")
-    assert look(PLACES, ALL)[0].sleep is None
+    assert look(TARGETS, ALL)[0].sleep is None
 
 
 def test_only_what_is_asked_for_is_looked_at(tmp_path: Path) -> None:
     put(tmp_path, 100, session=100, state="D", io=5, ticks=5)
-    look, places = ProcTable(str(tmp_path)), {0: Place(100, (tmp_path / "100" / "stat",))}
-    assert look(places, Rules()) == {0: Sample()}
-    assert look(places, Rules(hang_timeout_s=1.0, hang_signals=("cpu",)))[0].io is None
+    look, targets = ProcTable(str(tmp_path)), {0: SamplingTarget(100, (tmp_path / "100" / "stat",))}
+    assert look(targets, Rules()) == {0: Sample()}
+    assert look(targets, Rules(hang_timeout_s=1.0, hang_signals=("cpu",)))[0].io is None
     in_steps = Rules(hang_timeout_steps=5.0, hang_signals=("cpu",))
-    assert look(places, in_steps) == look(places, Rules(hang_timeout_s=1.0, hang_signals=("cpu",))) != {0: Sample()}
-    assert look(places, Rules(stuck_timeout_s=1.0)) == {0: Sample(sleep=0)}
+    assert look(targets, in_steps) == look(targets, Rules(hang_timeout_s=1.0, hang_signals=("cpu",))) != {0: Sample()}
+    assert look(targets, Rules(stuck_timeout_s=1.0)) == {0: Sample(sleep=0)}
 
 
 def test_output_is_the_size_of_files_and_pipes_have_none(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_output_is_the_size_of_files_and_pipes_have_none(tmp_path: Path) -> None
     os.mkfifo(pipe)
 
     def output(pid: int | None, *files: Path) -> int | None:
-        return sizes_of({0: Place(pid, files)})[0]
+        return sizes_of({0: SamplingTarget(pid, files)})[0]
 
     assert output(100, out, err) == 4
     assert output(100, out, pipe, Path(os.devnull)) == 3
@@ -130,7 +130,7 @@ def test_output_is_the_size_of_files_and_pipes_have_none(tmp_path: Path) -> None
 
 
 def test_our_own_processes_are_seen_in_the_real_table() -> None:
-    (sample,) = ProcTable()({0: Place(os.getpid(), ())}, ALL).values()
+    (sample,) = ProcTable()({0: SamplingTarget(os.getpid(), ())}, ALL).values()
     assert sample.cpu_s and sample.io
     assert (sample.output, sample.sleep) == (None, None)
 
@@ -155,9 +155,9 @@ class FakeLook:
         self.samples = dict(samples)
         self.at: list[float] = []
 
-    def __call__(self, places: Mapping[int, Place], rules: Rules) -> dict[int, Sample]:
+    def __call__(self, targets: Mapping[int, SamplingTarget], rules: Rules) -> dict[int, Sample]:
         self.at.append(anyio.current_time())
-        return {rank: sample for rank, sample in self.samples.items() if rank in places}
+        return {rank: sample for rank, sample in self.samples.items() if rank in targets}
 
 
 async def no_matches(local_rank: int) -> int:

@@ -102,7 +102,7 @@ def test_a_console_made_non_blocking_gets_everything() -> None:
 async def test_an_end_that_is_asked_for_leaves_a_console_the_time_to_show_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
 ) -> None:
-    monkeypatch.setattr(pump_module, "HURRY_S", 0.3 if is_stopped else DEADLINE_S)
+    monkeypatch.setattr(pump_module, "CUT_SHORT_S", 0.3 if is_stopped else DEADLINE_S)
     reader, writer = os.pipe()
     path = tmp_path / "out.log"
     path.touch()
@@ -130,7 +130,7 @@ async def test_an_end_that_is_asked_for_leaves_a_console_the_time_to_show_what_i
         pump.end_followers(pump.sizes())
         tasks.start_soon(drain)
         await anyio.wait_all_tasks_blocked()
-        pump.hurry()
+        pump.cut_short()
         pump_is_asked.set()
         with anyio.fail_after(DEADLINE_S):
             await has_drained.wait()

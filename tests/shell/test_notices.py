@@ -22,7 +22,7 @@ from aelastic.agent.group.phases import Exits
 from aelastic.agent.requests import notice_sources
 from aelastic.agent.requests.notice_sources import DEADLINE_S, NoticeSources
 from aelastic.agent.requests.notices import Notices
-from aelastic.agent.resources import Asked
+from aelastic.agent.resources import DrainRequest
 from aelastic.rdzv.protocol import requests as r
 from aelastic.spec import WorkerSpec
 from aelastic.training.notice.page import CALLS, FROZEN, NONE, SAVE, SAVED_AT, attach
@@ -51,8 +51,8 @@ class Node:
         self.said: list[Any] = []
         self.posted: list[ev.Event] = []
         self.told: list[Any] = []
-        held = SimpleNamespace(pages=self.pages, link=SimpleNamespace(tell=self.said.append))
-        context = SimpleNamespace(settings=SimpleNamespace(node_id="n1"), held=held, group=group)
+        resources = SimpleNamespace(pages=self.pages, link=SimpleNamespace(tell=self.said.append))
+        context = SimpleNamespace(settings=SimpleNamespace(node_id="n1"), resources=resources, group=group)
         context.post, context.tell = self.posted.append, self.told.append
         self.notices = Notices(cast(Any, context))
 
@@ -91,18 +91,18 @@ def of_a_node(test: Callable[[Node], Awaitable[None]]) -> Callable[..., None]:
 @of_a_node
 async def test_ranks_are_held_and_counted_then_they_save_and_the_node_says_so(node: Node) -> None:
     words = node.begin()
-    node.notices.on_told(notice(5, r.Stage.FREEZE))
+    node.notices.on_received(notice(5, r.Stage.FREEZE))
     await node.until(lambda: node.said)
     assert node.said == [r.Frozen("n1", 5, 7, 1, 0)] and node.pages.phase == FROZEN
-    node.notices.on_told(notice(5, r.Stage.SAVE, 8))
+    node.notices.on_received(notice(5, r.Stage.SAVE, 8))
     await node.until(lambda: node.pages.phase == SAVE)
     words[SAVED_AT] = 8
     await node.until(lambda: node.said[1:])
     assert node.said[1] == r.Saved("n1", 5) and not node.posted
-    node.notices.on_told(notice(6, r.Stage.FREEZE))
+    node.notices.on_received(notice(6, r.Stage.FREEZE))
     await node.until(lambda: node.said[2:])
     assert node.said[2] == r.Frozen("n1", 6, 7, 1, 8), "with the call at which its ranks may be parked"
-    node.notices.on_told(notice(7, r.Stage.NONE))
+    node.notices.on_received(notice(7, r.Stage.NONE))
     await node.until(lambda: node.pages.phase == NONE)
 
 
@@ -111,9 +111,9 @@ async def test_a_round_whose_workers_end_for_a_notice_that_is_called_off_begins_
     node.begin()
     for number, has_ended in ((5, False), (6, True)):
         node.group.exits.is_draining = has_ended
-        node.notices.on_told(notice(number, r.Stage.SAVE, 8))
+        node.notices.on_received(notice(number, r.Stage.SAVE, 8))
         await node.until(lambda: node.pages.phase == SAVE)
-        node.notices.on_told(notice(number, r.Stage.NONE))
+        node.notices.on_received(notice(number, r.Stage.NONE))
         await node.until(lambda: node.pages.phase == NONE)
     (asked,) = node.said
     assert isinstance(asked, r.Ask) and asked.verb is r.Verb.RESTART and not asked.at_save
@@ -123,7 +123,7 @@ async def test_a_round_whose_workers_end_for_a_notice_that_is_called_off_begins_
 async def test_a_notice_that_comes_before_the_workers_of_its_round_is_for_them(node: Node) -> None:
     node.group.generation, node.group.assigned.round = 1, 1
     node.pages.begin(1, [0])
-    node.notices.on_told(notice(5, r.Stage.SAVE, 1))
+    node.notices.on_received(notice(5, r.Stage.SAVE, 1))
     await anyio.sleep(2)
     assert node.pages.phase == NONE
     node.group.generation, node.group.assigned.round = 2, 2  # its workers have no pages yet
@@ -144,15 +144,15 @@ async def test_a_notice_that_comes_before_the_workers_of_its_round_is_for_them(n
 @of_a_node
 async def test_what_is_older_or_of_a_round_that_is_over_is_void_but_to_leave_is_not(node: Node) -> None:
     node.begin()
-    node.notices.on_told(notice(5, r.Stage.FREEZE))
+    node.notices.on_received(notice(5, r.Stage.FREEZE))
     await node.until(lambda: node.said)
-    node.notices.on_told(notice(4, r.Stage.NONE))
+    node.notices.on_received(notice(4, r.Stage.NONE))
     await anyio.sleep(2)
     assert node.pages.phase == FROZEN
-    node.notices.on_told(notice(6, r.Stage.NONE, round_=1))
+    node.notices.on_received(notice(6, r.Stage.NONE, round_=1))
     await anyio.sleep(2)
     assert node.pages.phase == FROZEN
-    node.notices.on_told(notice(0, r.Stage.LEAVE))
+    node.notices.on_received(notice(0, r.Stage.LEAVE))
     await node.until(lambda: node.posted)
     assert node.posted == [ev.StopRequested(reason="drain of n1 within 60 s", is_drained=True)]
 
@@ -160,11 +160,11 @@ async def test_what_is_older_or_of_a_round_that_is_over_is_void_but_to_leave_is_
 @of_a_node
 async def test_workers_that_have_not_ended_in_time_are_killed(node: Node) -> None:
     node.begin()
-    node.notices.on_told(notice(5, r.Stage.SAVE, 8, kill_s=1.0))
+    node.notices.on_received(notice(5, r.Stage.SAVE, 8, kill_s=1.0))
     await anyio.sleep(2)
     assert not node.posted, "they are not being stopped"
     node.group.phase = Phase.STOPPING
-    node.notices.on_told(notice(6, r.Stage.SAVE, 8, kill_s=1.0))
+    node.notices.on_received(notice(6, r.Stage.SAVE, 8, kill_s=1.0))
     await node.until(lambda: node.posted)
     assert node.posted == [ev.GraceOver(2, "the deadline of the notice has passed", is_final=True)]
     assert r.Saved("n1", 6) not in node.said
@@ -172,8 +172,8 @@ async def test_workers_that_have_not_ended_in_time_are_killed(node: Node) -> Non
 
 @of_a_node
 async def test_what_this_node_asks_has_an_id_of_its_own(node: Node) -> None:
-    node.notices.ask(Asked(60.0, "spot"))
-    node.notices.ask(Asked(None))
+    node.notices.ask(DrainRequest(60.0, "spot"))
+    node.notices.ask(DrainRequest(None))
     drain, cancel = node.said
     assert drain.ask_id != cancel.ask_id
     assert drain == r.Ask("n1", drain.ask_id, r.Verb.DRAIN, "", 60.0, "spot")
@@ -195,10 +195,10 @@ def test_a_page_that_cannot_be_read_says_nothing(tmp_path: Path, monkeypatch: py
 @of_a_node
 async def test_a_worker_without_a_page_has_not_saved_before_it_ends(node: Node) -> None:
     node.pages.begin(2, [])
-    node.notices.on_told(notice(5, r.Stage.FREEZE))
+    node.notices.on_received(notice(5, r.Stage.FREEZE))
     await node.until(lambda: node.said)
     assert node.said == [r.Frozen("n1", 5, 0, 0, 0)]
-    node.notices.on_told(notice(5, r.Stage.SAVE, 1))
+    node.notices.on_received(notice(5, r.Stage.SAVE, 1))
     await anyio.sleep(2)
     assert not node.said[1:]
     node.group.exits.alive = set()
@@ -216,7 +216,7 @@ async def test_a_worker_without_a_page_has_not_saved_before_it_ends(node: Node) 
 async def test_a_file_that_says_nothing_or_nonsense_is_a_notice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard: list[Asked] = []
+    heard: list[DrainRequest] = []
     path = tmp_path / "notice"
     spec = WorkerSpec(entrypoint="true", notice_file=path)
 
@@ -228,13 +228,18 @@ async def test_a_file_that_says_nothing_or_nonsense_is_a_notice(
                 await anyio.sleep(0.01)
         tasks.cancel_scope.cancel()
     by = "by the notice file"
-    assert heard == [Asked(DEADLINE_S, by), Asked(None), Asked(DEADLINE_S, by), Asked(12.0, f"soon, {by}")]
+    assert heard == [
+        DrainRequest(DEADLINE_S, by),
+        DrainRequest(None),
+        DrainRequest(DEADLINE_S, by),
+        DrainRequest(12.0, f"soon, {by}"),
+    ]
     assert "is not a notice; draining within 30 s" in caplog.text
 
 
 @on_virtual_time
 async def test_a_file_that_is_being_written_is_one_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[Asked] = []
+    heard: list[DrainRequest] = []
     looks = [None, "", "drain 60 spot", "", "cancel"]
     monkeypatch.setattr(notice_sources, "_read", lambda path: looks.pop(0) if len(looks) > 1 else looks[0])
     monkeypatch.setattr(notice_sources, "FILE_INTERVAL_S", 0.01)
@@ -242,7 +247,7 @@ async def test_a_file_that_is_being_written_is_one_notice(monkeypatch: pytest.Mo
     spec = WorkerSpec(entrypoint="true", notice_file=Path("notice"))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(NoticeSources(spec, {}, heard.append).run)
-        while Asked(None) not in heard:  # noqa: ASYNC110  as above
+        while DrainRequest(None) not in heard:  # noqa: ASYNC110  as above
             await anyio.sleep(0.01)
         tasks.cancel_scope.cancel()
-    assert heard == [Asked(60.0, "spot, by the notice file"), Asked(None)]
+    assert heard == [DrainRequest(60.0, "spot, by the notice file"), DrainRequest(None)]

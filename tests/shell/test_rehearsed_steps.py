@@ -19,9 +19,9 @@ from aelastic.tools.rehearse import command
 from aelastic.tools.rehearse.cases import CannotError, Rehearsals
 from aelastic.tools.rehearse.command import Wanted, run_rehearsal
 from aelastic.tools.rehearse.files import Change, Files, Stamp, by_kind, changes, overwritten
-from aelastic.tools.rehearse.judging import Judged, Undisturbed
+from aelastic.tools.rehearse.judging import CaseVerdict, Undisturbed
 from aelastic.tools.rehearse.noted import Habit, Noted
-from aelastic.tools.rehearse.play import Play, Script, Worker
+from aelastic.tools.rehearse.trial import Script, Trial, Worker
 from aelastic.training.rehearsed import notes
 
 
@@ -216,25 +216,25 @@ def test_an_undisturbed_run_that_nothing_can_be_compared_with_is_told_apart(
     files.apart.mkdir()
     script = Script((), ("train.py",), (1, 1), 1, re.compile(step) if step else None, {})
     pattern = re.compile(metric) if metric else None
-    play = Play(script, files, pattern, files.apart / "1", 0)
-    (play.folder / "agent.log").write_text("aelastic: W that is all\n")
-    events = play.folder / "logs" / "latest" / "events.jsonl"
+    trial = Trial(script, files, pattern, files.apart / "1", 0)
+    (trial.folder / "agent.log").write_text("aelastic: W that is all\n")
+    events = trial.folder / "logs" / "latest" / "events.jsonl"
     events.parent.mkdir(parents=True)
     failure = {"rank": 0, "host": "n0", "message": "x\nand more"}
     records = [{"event": "worker_ended", "failure": failure}, {"event": "run_ended", "failure": None}]
     events.write_text("".join(f"{json.dumps(each)}\n" for each in records))
     worker = Worker(0, 1, 0, 7, tmp_path, -1)
-    play.workers.append(worker)
+    trial.workers.append(worker)
     for line in lines:
         if line == "again":
             worker = worker._replace(round=2)
-            play.workers.append(worker)
+            trial.workers.append(worker)
         if line == "writes":
             (tmp_path / "train.py").write_text("#")
-            play.stamps = files.stamps()
-        play._take(line, worker)
+            trial.stamps = files.stamps()
+        trial._take(line, worker)
     with pytest.raises(CannotError, match=re.escape(why)) if why else nullcontext():
-        Rehearsals(script, files, pattern, 9.0)._check(play, code)
+        Rehearsals(script, files, pattern, 9.0)._check(trial, code)
 
 
 # How long a rehearsal takes, and what it prints when it is interrupted.
@@ -266,10 +266,10 @@ class Interrupted(Rehearsals):
         self.usual = Undisturbed(0, 99, True, 1.0, 2.0, 1, {}, {})
         return "100 steps in 100 s"
 
-    def run(self, name: str) -> Judged:
+    def run(self, name: str) -> CaseVerdict:
         if name.startswith("killed while"):
             raise KeyboardInterrupt
-        return Judged(True, "resumed", lost=3, resumed_at=30)
+        return CaseVerdict(True, "resumed", lost=3, resumed_at=30)
 
 
 def test_a_rehearsal_says_how_long_it_takes_and_shows_what_it_has_when_it_is_interrupted(
@@ -306,8 +306,8 @@ class Habitual(Rehearsals):
         }
         return "100 steps in 100 s"
 
-    def run(self, name: str) -> Judged:
-        return Judged(True, "recovered", lost=0, resumed_at=30)
+    def run(self, name: str) -> CaseVerdict:
+        return CaseVerdict(True, "recovered", lost=0, resumed_at=30)
 
 
 class Plain(Interrupted):
@@ -317,8 +317,8 @@ class Plain(Interrupted):
         self.cases = {name: case for name, case in self.cases.items() if name not in self.in_place.cases}
         return super().first()
 
-    def run(self, name: str) -> Judged:
-        return Judged(True, "resumed")
+    def run(self, name: str) -> CaseVerdict:
+        return CaseVerdict(True, "resumed")
 
 
 @pytest.mark.parametrize("workers, cases", [(1, 0), (2, 2), (3, 3)])

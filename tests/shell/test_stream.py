@@ -23,8 +23,8 @@ from aelastic.rdzv.protocol.codec import DOWNWARD, UPWARD, encode
 from aelastic.rdzv.protocol.handshake import ProofError
 from aelastic.rdzv.protocol.proofs import MEMBER, Proofs
 from aelastic.rdzv.protocol.secret_file import SecretFile
-from aelastic.rdzv.protocol.strangers import Strangers
 from aelastic.rdzv.protocol.stream import NoConnectionError, Stream, connect
+from aelastic.rdzv.protocol.unauthenticated import UnauthenticatedPeers
 
 
 def numbered(number: int) -> r.Fetched:
@@ -94,7 +94,7 @@ async def serving(heard: Heard, proofs: Proofs, streams: list[Stream]) -> Any:
         return streams[-1]
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(Strangers(2).accept, port.listeners[0], new)
+        tasks.start_soon(UnauthenticatedPeers(2).accept, port.listeners[0], new)
         yield port.number
         tasks.cancel_scope.cancel()
     port.close()

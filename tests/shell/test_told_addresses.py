@@ -16,7 +16,7 @@ from aelastic.rdzv.leader.job_state import Participant
 from aelastic.rdzv.protocol import listening
 from aelastic.rdzv.protocol.listening import addresses_beside, own_addresses
 from aelastic.rdzv.protocol.proofs import Proofs
-from aelastic.rdzv.protocol.strangers import Strangers
+from aelastic.rdzv.protocol.unauthenticated import UnauthenticatedPeers
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores import endpoints
 
@@ -81,7 +81,7 @@ async def test_votes_are_asked_for_where_the_others_know_this_node(
     monkeypatch.setattr(names, "look_up", look_up)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     port = HeldPort()
-    campaigns = Campaigns(port, Strangers(3), Proofs(None), 5.0, lambda *_: None)
+    campaigns = Campaigns(port, UnauthenticatedPeers(3), Proofs(None), 5.0, lambda *_: None)
     participants = [Participant(f"n{i}", f"n{i}", f"host{i}", "", 1, address, 1, peer_address) for i in range(3)]
     campaigns.listen_at(participants, "n1")
     port.listen_at(await campaigns._addresses())

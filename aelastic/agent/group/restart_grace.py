@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import TypeAlias, assert_never
 
-from aelastic.base.machine import DeadlinePassed, Machine, Story
+from aelastic.base.machine import DeadlinePassed, Machine, Trace
 from aelastic.base.record import Record
 from aelastic.diagnose.failures.places import ranks_in_words
 
@@ -87,7 +87,7 @@ Action: TypeAlias = Look | GiveUp
 
 
 @dataclass(slots=True)
-class _Life:
+class _Activity:
     """What is known of one worker.
 
     Points in time are those of the look that noticed the change; time that does not count is added to them.
@@ -142,18 +142,18 @@ class RestartGrace(Machine[Event, Action]):
     phase: Phase = Phase.WAITING
     deadline: float | None = None
     _looked_at: float = 0.0
-    _lives: dict[int, _Life] = field(default_factory=dict[int, _Life])  # by local rank
-    _story: Story = field(default_factory=Story)
+    _activities: dict[int, _Activity] = field(default_factory=dict[int, _Activity])  # by local rank
+    _trace: Trace = field(default_factory=Trace)
 
     def __post_init__(self) -> None:
         self._looked_at = self.stopped_at
-        self._lives = {rank: _Life(self.stopped_at, self.stopped_at) for rank in self.ranks}
+        self._activities = {rank: _Activity(self.stopped_at, self.stopped_at) for rank in self.ranks}
         self.deadline = self.stopped_at + (FIRST_LOOK_S if self.fixed_s is None else self.fixed_s)
 
     def validate(self) -> None:
         """Asserts the invariants of the core."""
         assert (self.deadline is not None) == (self.phase is Phase.WAITING), "it has a deadline, or awaits an answer"
-        assert self._lives.keys() <= self.ranks.keys(), "workers only disappear"
+        assert self._activities.keys() <= self.ranks.keys(), "workers only disappear"
 
     def _dispatch(self, event: Event, now: float) -> list[Action]:
         match event:
@@ -177,13 +177,13 @@ class RestartGrace(Machine[Event, Action]):
         since_s = now - self._looked_at
         counted_s = min(since_s, COUNTED_S)
         self._looked_at = now
-        self._lives = {rank: life for rank, life in self._lives.items() if rank in samples}
-        for rank, life in self._lives.items():
-            life.postpone(since_s - counted_s)
-            life.take(samples[rank], now, counted_s)
+        self._activities = {rank: activity for rank, activity in self._activities.items() if rank in samples}
+        for rank, activity in self._activities.items():
+            activity.postpone(since_s - counted_s)
+            activity.take(samples[rank], now, counted_s)
 
     def _judge(self, now: float) -> list[Action]:
-        if not self._lives or not all(life.is_past(now) for life in self._lives.values()):
+        if not self._activities or not all(activity.is_past(now) for activity in self._activities.values()):
             self.phase, self.deadline = Phase.WAITING, now + INTERVAL_S
             return []
         return self._give_up(self._reason(now))
@@ -194,12 +194,12 @@ class RestartGrace(Machine[Event, Action]):
 
     def _reason(self, now: float) -> str:
         said: dict[str, list[int]] = {}
-        for rank, life in self._lives.items():
+        for rank, activity in self._activities.items():
             words = f"used the CPU but wrote nothing for {COMPUTE_S:g} s"
-            if life.is_idle(now):
+            if activity.is_idle(now):
                 words = f"neither wrote nor used the CPU for {IDLE_S:g} s"
-            elif life.starved_s >= 1.0:
-                words += f", not counting {life.starved_s:.0f} s waiting for a CPU"
+            elif activity.starved_s >= 1.0:
+                words += f", not counting {activity.starved_s:.0f} s waiting for a CPU"
             said.setdefault(words, []).append(self.ranks[rank])
         parts = [f"{ranks_in_words(sorted(ranks), RANKS_MAX)} {words}" for words, ranks in said.items()]
         waited_s = now - self.stopped_at

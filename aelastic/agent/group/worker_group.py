@@ -29,7 +29,7 @@ from typing import assert_never
 from aelastic.agent.group import events as ev
 from aelastic.agent.group.in_place import GRACE_S, LIMIT_S, InPlace, WorkerStage
 from aelastic.agent.group.phases import Await, End, Exits, Rejoin, Wish
-from aelastic.base.machine import Machine, Story
+from aelastic.base.machine import Machine, Trace
 from aelastic.diagnose.failures.failure import ProcessFailure
 from aelastic.rdzv.decisions.decision import Why
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, StartAhead
@@ -55,7 +55,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     is_drained: bool = False  # its node has left because of a drain
     _missed_round: int = 0  # the newest round that was complete before all workers of this node were ready for it
     _wish: Wish = field(default_factory=Rejoin)
-    _story: Story = field(default_factory=Story)
+    _trace: Trace = field(default_factory=Trace)
 
     @property
     def is_done(self) -> bool:

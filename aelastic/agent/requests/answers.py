@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 
 from aelastic.agent.requests.commands import LINE_BYTES_MAX, Command, CommandError, command_of
-from aelastic.agent.requests.enquiries import Enquiries, Shown
+from aelastic.agent.requests.queries import Queries, Shown
 from aelastic.base.host import control_sockets
 from aelastic.base.loop import clock
 from aelastic.observe.observer import EventStream, Observers
@@ -30,13 +30,13 @@ Said = dict[str, Any]
 NO_ANSWER = "no answer from the leader; the request may or may not be carried out (check: aelastic status)"
 
 
-async def serve(conn: socket.socket, enquiries: Enquiries, observers: Observers) -> None:
+async def serve(conn: socket.socket, queries: Queries, observers: Observers) -> None:
     """Answers one connection.
 
     Raises:
         OSError: the client is gone, or has sent nothing in time.
     """
-    answers = Answers(control_sockets.user_of(conn), enquiries, observers)
+    answers = Answers(control_sockets.user_of(conn), queries, observers)
     reader, writer = await asyncio.open_unix_connection(sock=conn, limit=LINE_BYTES_MAX)
     try:
         await _answer(reader, writer, answers)
@@ -94,21 +94,21 @@ class Answers:
 
     Args:
         user: the client's user id.
-        enquiries: those of this node.
+        queries: those of this node.
         observers: those of its run, for clients that wait for the outcome.
     """
 
-    def __init__(self, user: int, enquiries: Enquiries, observers: Observers) -> None:
-        self._user, self._enquiries, self._observers = user, enquiries, observers
+    def __init__(self, user: int, queries: Queries, observers: Observers) -> None:
+        self._user, self._queries, self._observers = user, queries, observers
 
     async def to(self, command: Command) -> AsyncIterator[Said]:
         verb = command.verb
         if verb == "here":
-            yield {"code": "ok", "folder": _folder(), **self._enquiries.status()}
+            yield {"code": "ok", "folder": _folder(), **self._queries.status()}
         elif verb == "status":
             yield await self.status()
         elif verb == "stacks":
-            shown = await self._enquiries.fetch(r.What.STACKS)
+            shown = await self._queries.fetch(r.What.STACKS)
             compared = self._observers.state.compared
             text = "" if compared is None else compared[0].text
             stacks = {key: stack for (_, key), stack in shown.found.items()}
@@ -123,7 +123,7 @@ class Answers:
                 yield said
 
     async def status(self) -> Said:
-        shown = await self._enquiries.fetch(r.What.STATUS)
+        shown = await self._queries.fetch(r.What.STATUS)
         whole = [text for (node_id, _), text in shown.found.items() if node_id not in shown.silent]
         nodes = [json.loads(text) for text in whole]
         absent = {"silent": [*shown.silent], "missing": shown.missing, "refused": {**shown.refused}}
@@ -131,10 +131,10 @@ class Answers:
 
     async def _why(self) -> list[Said]:
         """Returns why each generation of workers ended; their failures and steps are requested from other nodes."""
-        ends = await self._enquiries.own_ends()
-        if ends and not any(each["failure"] is None for each in ends) and not self._enquiries.has_steps_elsewhere:
+        ends = await self._queries.own_ends()
+        if ends and not any(each["failure"] is None for each in ends) and not self._queries.has_steps_elsewhere:
             return ends
-        shown = await self._enquiries.fetch(r.What.WHY)
+        shown = await self._queries.fetch(r.What.WHY)
         of_node: dict[str, list[Said]] = {}
         for (node_id, _), text in shown.found.items():
             if node_id not in shown.silent:  # else it may be incomplete
@@ -161,7 +161,7 @@ class Answers:
             return
         offset, generation = -1, ""
         while True:
-            shown = await self._enquiries.fetch(
+            shown = await self._queries.fetch(
                 r.What.LOG, target=of_rank[rank], rank=rank, is_stderr=command.stderr, offset=offset
             )
             if not shown.found and (shown.refused or not command.follow):
@@ -181,12 +181,12 @@ class Answers:
 
     async def _request(self, command: Command) -> AsyncIterator[Said]:
         verb, stream, deadline_s = r.Verb(command.verb), EventStream(), command.deadline_s
-        by = f"by {await self._enquiries.users.of(self._user)}"
+        by = f"by {await self._queries.users.of(self._user)}"
         reason = f"{by}: {command.reason}" if command.reason else by
         spares_job = verb is r.Verb.DRAIN and not command.force
         self._observers.add(stream)
         try:
-            answer = await self._enquiries.ask(
+            answer = await self._queries.ask(
                 verb,
                 reason,
                 target=command.node,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import anyio
 
-from aelastic.agent.resources import Asked
+from aelastic.agent.resources import DrainRequest
 from aelastic.base.host.children import wait_ended
 from aelastic.base.host.programs import ProgramError, program
 from aelastic.base.loop import clock
@@ -32,12 +32,12 @@ TEXT_BYTES_MAX = 4096
 PAUSE_MIN_S, PAUSE_MAX_S = 1.0, 60.0
 
 
-def said_by(line: str) -> Asked | None:
+def said_by(line: str) -> DrainRequest | None:
     """Parses `drain SECONDS [REASON]`, `SECONDS [REASON]` or `cancel`; returns `None` for any other line."""
     if line.strip() == "cancel":
-        return Asked(None)
+        return DrainRequest(None)
     found = re.fullmatch(r"(?:drain\s+)?(\d{1,6}(?:\.\d+)?)(?:\s*s)?(|\s.*)", line.strip(), re.DOTALL)
-    return None if found is None else Asked(float(found[1]), " ".join(found[2].split())[:200])
+    return None if found is None else DrainRequest(float(found[1]), " ".join(found[2].split())[:200])
 
 
 class NoticeSources:
@@ -49,7 +49,7 @@ class NoticeSources:
         ask: receives the notices.
     """
 
-    def __init__(self, spec: WorkerSpec, env: Mapping[str, str], ask: Callable[[Asked], None]) -> None:
+    def __init__(self, spec: WorkerSpec, env: Mapping[str, str], ask: Callable[[DrainRequest], None]) -> None:
         self._spec, self._env, self._ask = spec, env, ask
 
     async def run(self) -> None:
@@ -60,7 +60,7 @@ class NoticeSources:
             if self._spec.notice_command is not None:
                 tasks.start_soon(self._follow, self._spec.notice_command, name="notice command")
 
-    def _on_said(self, said: Asked, by: str) -> None:
+    def _on_said(self, said: DrainRequest, by: str) -> None:
         self._ask(said if said.deadline_s is None else said.replace(reason=f"{said.reason}, {by}".removeprefix(", ")))
 
     async def _watch(self, path: Path) -> None:
@@ -71,7 +71,7 @@ class NoticeSources:
                 await anyio.sleep(WRITTEN_S)  # its creator may be about to write to it
                 text = _read(path)
             if text != before:
-                said = Asked(None) if text is None else said_by(text) or Asked(DEADLINE_S)
+                said = DrainRequest(None) if text is None else said_by(text) or DrainRequest(DEADLINE_S)
                 if text is not None and text.strip() and said_by(text) is None:
                     _log.warning(
                         "notice file %s: %.80r is not a notice; draining within %g s",

@@ -12,7 +12,7 @@ from typing import assert_never
 import anyio
 
 from aelastic.agent.group import events as ev
-from aelastic.agent.resources import Asked, RunContext
+from aelastic.agent.resources import DrainRequest, RunContext
 from aelastic.base.host import proc_table
 from aelastic.base.loop import clock
 from aelastic.observe.run_events import Announced
@@ -30,13 +30,13 @@ class Notices:
     """Notices, and requests for them, of one node."""
 
     def __init__(self, context: RunContext) -> None:
-        self._node_id, self._group, self._pages = context.settings.node_id, context.group, context.held.pages
-        self._say, self._post, self._tell = context.held.link.tell, context.post, context.tell
+        self._node_id, self._group, self._pages = context.settings.node_id, context.group, context.resources.pages
+        self._say, self._post, self._tell = context.resources.link.tell, context.post, context.tell
         self._newest: r.Notice | None = None
         self._following = anyio.CancelScope()
         self._changed = anyio.Event()
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: DrainRequest) -> None:
         """Requests that this node leaves, or stays after all."""
         verb = r.Verb.CANCEL if asked.deadline_s is None else r.Verb.DRAIN
         self._ask(verb, asked.reason, asked.deadline_s or 0.0)
@@ -45,7 +45,7 @@ class Notices:
         ask_id = f"{self._node_id}-{os.urandom(4).hex()}"
         self._say(r.Ask(self._node_id, ask_id, verb, "", deadline_s, reason[: r.REASON_MAX]))
 
-    def on_told(self, message: r.Notice | r.Answer) -> None:
+    def on_received(self, message: r.Notice | r.Answer) -> None:
         """Handles an announced or cancelled interruption, or the result of a request."""
         newest_id = 0 if self._newest is None else self._newest.notice_id
         match message:

@@ -25,7 +25,7 @@ from aelastic.agent.group.worker_env import STUCK_VARIABLE
 from aelastic.agent.watches.watch import Found, Report, Watch
 from aelastic.base.host import proc_table
 from aelastic.base.host.proc_table import Process
-from aelastic.base.host.usage import Growth, bytes_in
+from aelastic.base.host.usage import CounterGrowth, bytes_in
 from aelastic.base.loop import clock
 from aelastic.base.loop.threads import run_sync
 from aelastic.base.record import Record
@@ -101,7 +101,7 @@ class ActivitySampler(Watch):
         self._generation = 0
         self._misses_steps = steps_are_told  # a warning is due if no step is reported
         self._began_at = 0.0
-        self._places: dict[int, Place] = {}
+        self._targets: dict[int, SamplingTarget] = {}
         self._expecting: set[int] = set()  # local ranks whose output is matched
         self._unseen: set[HangSignal] = set()  # signs that have been logged as unreadable
         self._changed = anyio.Event()
@@ -109,8 +109,8 @@ class ActivitySampler(Watch):
 
     def started(self, generation: int, starts: Sequence[WorkerStart], ids: Mapping[int, Any]) -> None:
         self._generation = generation
-        self._places = {
-            start.local_rank: Place(
+        self._targets = {
+            start.local_rank: SamplingTarget(
                 pid if isinstance(pid := ids.get(start.local_rank), int) else None, start.output_files
             )
             for start in starts
@@ -119,12 +119,12 @@ class ActivitySampler(Watch):
         concerned = [start for start in starts if expected is not None and expected.concerns(start.env)]
         self._expecting = {start.local_rank for start in concerned}
         self._began_at = clock.now()
-        self._core.handle(Began(tuple(self._places)), self._began_at)
+        self._core.handle(Began(tuple(self._targets)), self._began_at)
         self._changed.set()
 
     def ended(self, generation: int, local_rank: int) -> None:
         if generation == self._generation:
-            self._places.pop(local_rank, None)
+            self._targets.pop(local_rank, None)
             self._core.handle(Ended(local_rank), clock.now())
             self._changed.set()
 
@@ -137,10 +137,10 @@ class ActivitySampler(Watch):
             self._changed = anyio.Event()
             if not await self._wait_due():
                 continue
-            generation, places = self._generation, dict(self._places)
+            generation, targets = self._generation, dict(self._targets)
             began_at = clock.now()
-            samples = await run_sync(self._look, places, self._rules, abandon_on_cancel=True, limiter=limiter)
-            sizes = await self._sizes({rank: places[rank] for rank in samples})
+            samples = await run_sync(self._look, targets, self._rules, abandon_on_cancel=True, limiter=limiter)
+            sizes = await self._sizes({rank: targets[rank] for rank in samples})
             matches = await self._matches(self._expecting & samples.keys())
             if generation == self._generation:
                 full = {
@@ -159,12 +159,12 @@ class ActivitySampler(Watch):
             await self._changed.wait()
         return waiting.cancelled_caught
 
-    async def _sizes(self, places: Mapping[int, Place]) -> dict[int, int | None]:
+    async def _sizes(self, targets: Mapping[int, SamplingTarget]) -> dict[int, int | None]:
         """Returns how many bytes workers have written; empty if a file system does not answer."""
         is_wanted = self._rules.finds_hangs and "output" in self._rules.hang_signals
         if is_wanted and not self._measuring.borrowed_tokens:
             with anyio.move_on_after(MEASURE_TIMEOUT_S):
-                return await run_sync(sizes_of, places, abandon_on_cancel=True, limiter=self._measuring)
+                return await run_sync(sizes_of, targets, abandon_on_cancel=True, limiter=self._measuring)
         return {}
 
     async def _matches(self, local_ranks: Collection[int]) -> dict[int, int]:
@@ -211,14 +211,14 @@ def _completed(sample: Sample, **more: int | None) -> Sample:
 # Looking.
 
 
-class Place(Record):
+class SamplingTarget(Record):
     """Where to look for one worker."""
 
     pid: int | None
     files: tuple[Path, ...]
 
 
-Look: TypeAlias = Callable[[Mapping[int, Place], Rules], dict[int, Sample]]
+Look: TypeAlias = Callable[[Mapping[int, SamplingTarget], Rules], dict[int, Sample]]
 
 
 class ProcTable:
@@ -231,20 +231,20 @@ class ProcTable:
     def __init__(self, root: str = "/proc") -> None:
         self._root = root
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
-        self._ticks, self._io = Growth(), Growth()
+        self._ticks, self._io = CounterGrowth(), CounterGrowth()
         self._sums: dict[int, list[int]] = {}  # ticks and IO of each worker, by its pid
 
-    def __call__(self, places: Mapping[int, Place], rules: Rules) -> dict[int, Sample]:
+    def __call__(self, targets: Mapping[int, SamplingTarget], rules: Rules) -> dict[int, Sample]:
         """Returns samples of the live workers, without their output, by local rank."""
         wants = set(rules.hang_signals) if rules.finds_hangs else set()
         table = self._processes() if wants & {"cpu", "io"} else {}
-        members = self._members(table, {place.pid for place in places.values() if place.pid is not None})
+        members = self._members(table, {target.pid for target in targets.values() if target.pid is not None})
         samples = {}
         self._ticks.look()
         self._io.look()
-        for rank, place in places.items():
-            own = None if place.pid is None else table.get(place.pid) or self._process(place.pid)
-            if place.pid is not None and (own is None or own.state in "ZX"):
+        for rank, target in targets.items():
+            own = None if target.pid is None else table.get(target.pid) or self._process(target.pid)
+            if target.pid is not None and (own is None or own.state in "ZX"):
                 continue
             cpu_s: float | None = None
             moved: int | None = None
@@ -261,7 +261,7 @@ class ProcTable:
                 # The IO counts of its thread do not change during an uninterruptible sleep.
                 sleep = self._io_of(f"{own.pid}/task/{own.pid}/io") or 0
             samples[rank] = Sample(cpu_s=cpu_s, io=moved, sleep=sleep)
-        pids = {place.pid for place in places.values()}
+        pids = {target.pid for target in targets.values()}
         self._sums = {pid: sums for pid, sums in self._sums.items() if pid in pids}
         return samples
 
@@ -293,8 +293,8 @@ class ProcTable:
         return None
 
 
-def sizes_of(places: Mapping[int, Place]) -> dict[int, int | None]:
+def sizes_of(targets: Mapping[int, SamplingTarget]) -> dict[int, int | None]:
     """Returns the size of each worker's files, by local rank; `None` if none of them can grow (a pipe, for example)."""
-    sizes = {rank: bytes_in(place.files) for rank, place in places.items()}
+    sizes = {rank: bytes_in(target.files) for rank, target in targets.items()}
     # If a worker is not a process here, it may not write to its files.
-    return {rank: None if places[rank].pid is None and not size else size for rank, size in sizes.items()}
+    return {rank: None if targets[rank].pid is None and not size else size for rank, size in sizes.items()}

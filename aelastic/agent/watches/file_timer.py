@@ -148,7 +148,7 @@ class FileTimerServer(Watch):
             data = os.read(self._fd, CHUNK_BYTES)
         except BlockingIOError:
             return False
-        self._handle(rules.Heard(data, time.time()))  # noqa: TID251  the clients' times are of this clock
+        self._handle(rules.Received(data, time.time()))  # noqa: TID251  the clients' times are of this clock
         return len(data) == CHUNK_BYTES
 
     async def _read_all(self) -> None:
@@ -164,7 +164,7 @@ class FileTimerServer(Watch):
 
     def _carry_out(self, action: rules.Action) -> None:
         match action:
-            case rules.Ask(generation, pid):
+            case rules.FindOwner(generation, pid):
                 local_rank, is_gone = self._owner_of(pid)
                 self._handle(rules.Belongs(generation, pid, local_rank, is_gone))
             case rules.Expired(generation, _, pid, scope, set_for_s, late_s, signum):

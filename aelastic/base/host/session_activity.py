@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from aelastic.base.host import proc_table
 from aelastic.base.host.proc_table import Process
-from aelastic.base.host.usage import Growth
+from aelastic.base.host.usage import CounterGrowth
 from aelastic.base.record import Record
 
 # System calls that wait for a file system, by number.  On network file systems and FUSE, which may write a whole
@@ -51,7 +51,7 @@ class SessionActivity:
 
     def __init__(self) -> None:
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
-        self._growth = Growth()
+        self._growth = CounterGrowth()
         self._sums: dict[int, tuple[int, int]] = {}  # bytes and ticks, by session
 
     def look(self, sessions: Collection[int]) -> dict[int, Activity]:

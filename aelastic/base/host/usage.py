@@ -50,7 +50,7 @@ def usage_of_leaders(pids: Mapping[int, Any]) -> dict[int, tuple[float, int]]:
     return {key: (usage.cpu_s, usage.rss_bytes) for key, usage in found.items() if usage is not None}
 
 
-class Growth:
+class CounterGrowth:
     """Measures how much counters of processes have grown between two looks, while processes come and go."""
 
     def __init__(self) -> None:

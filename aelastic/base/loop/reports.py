@@ -26,16 +26,16 @@ class RareWarnings:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._told: dict[str, tuple[float, int]] = {}  # when a message was logged, and how many were not since
+        self._logged: dict[str, tuple[float, int]] = {}  # when a message was logged, and how many were not since
 
     def warn(self, message: str, *args: object, now: float) -> None:
         """Warns; the next warning with these words counts those that were suppressed."""
-        told_at, untold = self._told.get(message, (-math.inf, 0))
-        if now - told_at < TELL_INTERVAL_S:
-            self._told[message] = told_at, untold + 1
+        logged_at, suppressed = self._logged.get(message, (-math.inf, 0))
+        if now - logged_at < TELL_INTERVAL_S:
+            self._logged[message] = logged_at, suppressed + 1
             return
-        self._told[message] = now, 0
-        more = f" (and {untold} more since the last such line)" if untold else ""
+        self._logged[message] = now, 0
+        more = f" (and {suppressed} more since the last such line)" if suppressed else ""
         self._log.warning(f"{message}%s", *args, more)
 
 
@@ -52,14 +52,14 @@ class ExceptionsOnce:
     """The exception handler of our loops: shows one traceback per minute if something keeps failing."""
 
     def __init__(self) -> None:
-        self._told_at = -math.inf
-        self._untold = 0
+        self._logged_at = -math.inf
+        self._suppressed = 0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if loop.time() - self._told_at < TELL_INTERVAL_S:
-            self._untold += 1
+        if loop.time() - self._logged_at < TELL_INTERVAL_S:
+            self._suppressed += 1
             return
-        more, self._untold, self._told_at = self._untold, 0, loop.time()
+        more, self._suppressed, self._logged_at = self._suppressed, 0, loop.time()
         loop.default_exception_handler(context)
         if more:
             _log.error("%d more exceptions of this event loop were not logged since the last one", more)

@@ -4,11 +4,11 @@ When a job stalls, most ranks wait in the same collective; the ranks to look at 
 rank costs a person hours, so "cannot tell", with a list of the groups, is also an answer.
 
 1. Ranks are grouped by where their script is, and by the collective that they wait in.
-2. If at least half of the ranks wait in collectives, those that do not are the **odd ones**.
+2. If at least half of the ranks wait in collectives, those that do not are the **outliers**.
 3. Otherwise, or if all wait, those outside the one group that has more than half of the ranks.
 4. Otherwise those that have done fewer steps than all others, if every rank reports its steps.
 
-A rank of which nothing is known is never named.  Others are not named either where it could be the odd one: by rules 3
+A rank of which nothing is known is never named.  Others are not named either where it could be the outlier: by rules 3
 and 4.
 """
 
@@ -78,7 +78,7 @@ class Comparison(Record):
     """The result of comparing all ranks."""
 
     text: str
-    odd: tuple[int, ...] = ()  # ranks to look at; empty if that is unclear
+    outliers: tuple[int, ...] = ()  # ranks to look at; empty if that is unclear
 
 
 def compare(places: Iterable[Place], waited_s: float = 0.0) -> Comparison:
@@ -90,21 +90,23 @@ def compare(places: Iterable[Place], waited_s: float = 0.0) -> Comparison:
     """
     what = "hang" if waited_s else "ranks compared"
     ranks = sorted(places, key=lambda place: place.rank)
-    odd, most = _odd_ones([place for place in ranks if not place.unknown], has_unknown=any(p.unknown for p in ranks))
+    outliers, most = _outliers_of(
+        [place for place in ranks if not place.unknown], has_unknown=any(p.unknown for p in ranks)
+    )
     since = f" for {waited_s:.0f} s" if waited_s >= 1 else ""
     if len(ranks) == 1:
         return Comparison(f"{what}{since}: rank {ranks[0].rank} on {ranks[0].host}: {ranks[0].sentence}")
-    if not odd:
+    if not outliers:
         return Comparison(f"{what}{since}: cannot tell which rank the others wait for; {_groups_of(ranks)}")
     same = {place.group for place in most}
     does = ("waits in" if len(most) == 1 else "wait in") if all(place.collective for place in most) else "are at"
     where = f"{does} {same.pop() if len(same) == 1 else 'collectives'}"
     text = f"{what}: {len(most)} of {len(ranks)} ranks {where}{since}; "
     named = [
-        f"rank {place.rank} on {place.host} {_differs(place, most)}: {place.sentence}" for place in odd[:NAMED_MAX]
+        f"rank {place.rank} on {place.host} {_differs(place, most)}: {place.sentence}" for place in outliers[:NAMED_MAX]
     ]
-    more = [f"{len(odd) - NAMED_MAX} more do not"] if len(odd) > NAMED_MAX else []
-    return Comparison(text + "; ".join(named + more), tuple(place.rank for place in odd))
+    more = [f"{len(outliers) - NAMED_MAX} more do not"] if len(outliers) > NAMED_MAX else []
+    return Comparison(text + "; ".join(named + more), tuple(place.rank for place in outliers))
 
 
 def _differs(place: Place, most: Sequence[Place]) -> str:
@@ -114,7 +116,7 @@ def _differs(place: Place, most: Sequence[Place]) -> str:
     return "does not"
 
 
-def _odd_ones(known: Sequence[Place], *, has_unknown: bool) -> tuple[list[Place], list[Place]]:
+def _outliers_of(known: Sequence[Place], *, has_unknown: bool) -> tuple[list[Place], list[Place]]:
     """Returns the ranks to look at, and the majority; ([], []) if that is unclear."""
     waiting = [place for place in known if place.collective and not place.ended]
     others = [place for place in known if place not in waiting]

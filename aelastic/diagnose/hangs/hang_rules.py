@@ -124,7 +124,7 @@ class Verdict(Record):
 
 
 @dataclass(slots=True)
-class _Life:
+class _Watched:
     """What is known of one worker."""
 
     since: dict[WatchName, float]  # when it last satisfied each rule
@@ -144,7 +144,7 @@ class HangRules:
         self.deadline: float | None = None  # of the next look
         self._rules = rules
         self._timeouts = rules.timeouts()
-        self._lives: dict[int, _Life] = {}
+        self._watched: dict[int, _Watched] = {}
         self._looked_at = 0.0
 
     def handle(self, event: Event, now: float) -> list[Verdict]:
@@ -153,12 +153,12 @@ class HangRules:
         match event:
             case Began(local_ranks):
                 self._timeouts = self._rules.timeouts()
-                self._lives = {rank: _Life(dict.fromkeys(self._timeouts, now)) for rank in sorted(local_ranks)}
+                self._watched = {rank: _Watched(dict.fromkeys(self._timeouts, now)) for rank in sorted(local_ranks)}
                 self._looked_at = now
                 self.deadline = self._next_look()
             case Ended(local_rank):  # the next look may come earlier than the others need it
-                self._lives.pop(local_rank, None)
-                self.deadline = self.deadline if self._lives else None
+                self._watched.pop(local_rank, None)
+                self.deadline = self.deadline if self._watched else None
             case Looked():
                 if self._rules.hang_timeout_steps is not None and event.step_s is not None:
                     timeout_s = self._rules.hang_timeout_steps * event.step_s
@@ -174,16 +174,16 @@ class HangRules:
         by = next((by for by in ("hang", "output") if by in self._timeouts), None)
         if by is None or self._timeouts[by] == math.inf:
             return 0.0, {}
-        return self._timeouts[by], {rank: max(0.0, now - life.since[by]) for rank, life in self._lives.items()}
+        return self._timeouts[by], {rank: max(0.0, now - watched.since[by]) for rank, watched in self._watched.items()}
 
     def _next_look(self) -> float | None:
-        if not self._lives or not self._timeouts:
+        if not self._watched or not self._timeouts:
             return None
         dues = [
             since + self._timeouts[by]
-            for life in self._lives.values()
-            for by, since in life.since.items()
-            if by not in life.told
+            for watched in self._watched.values()
+            for by, since in watched.since.items()
+            if by not in watched.told
         ]
         shortest_s = min(STEPS_TIMEOUT_MIN_S if each == math.inf else each for each in self._timeouts.values())
         return max(self._looked_at + INTERVAL_MIN_S, min([self._looked_at + shortest_s / LOOKS_PER_TIMEOUT, *dues]))
@@ -193,32 +193,34 @@ class HangRules:
         late_s = 0.0 if self.deadline is None else looked.began_at - self.deadline
         self._looked_at = now
         verdicts = []
-        for rank, life in self._lives.items():
+        for rank, watched in self._watched.items():
             if late_s > LATE_S:
-                life.since = {by: since + late_s for by, since in life.since.items()}
+                watched.since = {by: since + late_s for by, since in watched.since.items()}
             sample = looked.samples.get(rank)
             for by in self._timeouts:
-                is_excused = rank in looked.waiting and by != "stuck"
-                if is_excused or sample is None or self._keeps(by, life, sample, elapsed_s):
-                    life.since[by] = now
-                    life.told.discard(by)
-                elif by not in life.told and looked.began_at >= life.since[by] + self._timeouts[by] - EARLY_S:
-                    life.told.add(by)
+                is_exempt = rank in looked.waiting and by != "stuck"
+                if is_exempt or sample is None or self._keeps(by, watched, sample, elapsed_s):
+                    watched.since[by] = now
+                    watched.told.discard(by)
+                elif by not in watched.told and looked.began_at >= watched.since[by] + self._timeouts[by] - EARLY_S:
+                    watched.told.add(by)
                     is_stopped = by == "stuck" or self._rules.hang_action == "stop"
-                    verdicts.append(Verdict(rank, by, self._reason(by, life, sample), is_stopped, self._timeouts[by]))
-            life.sample = sample or life.sample
+                    verdicts.append(
+                        Verdict(rank, by, self._reason(by, watched, sample), is_stopped, self._timeouts[by])
+                    )
+            watched.sample = sample or watched.sample
         return verdicts
 
-    def _keeps(self, by: WatchName, life: _Life, sample: Sample, elapsed_s: float) -> bool:
+    def _keeps(self, by: WatchName, watched: _Watched, sample: Sample, elapsed_s: float) -> bool:
         """Whether a worker has satisfied a rule since the last look, or that cannot be known."""
-        before = life.sample
+        before = watched.sample
         match by:
             case "hang":
                 seen = self._seen(before, sample)
                 return not seen or any(_is_sign(signal, before, sample, elapsed_s) for signal in seen)
             case "output":
                 is_match = before.matches != sample.matches if before.matches is not None else bool(sample.matches)
-                life.has_matched |= is_match
+                watched.has_matched |= is_match
                 return is_match or sample.matches is None
             case "stuck":
                 return sample.sleep is None or sample.sleep != before.sleep
@@ -231,12 +233,12 @@ class HangRules:
         """Returns those of the chosen signs that can be read."""
         return [sign for sign in self._rules.hang_signals if None not in (before.of(sign), sample.of(sign))]
 
-    def _reason(self, by: WatchName, life: _Life, sample: Sample) -> str:
+    def _reason(self, by: WatchName, watched: _Watched, sample: Sample) -> str:
         timeout = f"{round(self._timeouts[by], 1):g} s"
         if by == "stuck":
             return f"in uninterruptible sleep (state D), which no signal can end, for {timeout}"
         if by == "hang":
-            *words, last = [WORDS[signal] for signal in WORDS if signal in self._seen(life.sample, sample)]
+            *words, last = [WORDS[signal] for signal in WORDS if signal in self._seen(watched.sample, sample)]
             steps = self._rules.hang_timeout_steps
             timeout += "" if steps is None else f" ({steps:g} times the median step)"
             return f"no {', '.join(words)} or {last} for {timeout}" if words else f"no {last} for {timeout}"
@@ -245,7 +247,7 @@ class HangRules:
         quoted = "".join(each if each.isprintable() else "?" for each in pattern[:PATTERN_CHARS])  # as typed
         if len(pattern) > PATTERN_CHARS:
             quoted += "…"
-        since = f"for {timeout}" if life.has_matched else f"in its first {timeout}"
+        since = f"for {timeout}" if watched.has_matched else f"in its first {timeout}"
         return f"no output that matches '{quoted}' {since}"
 
 

@@ -8,7 +8,7 @@ negative time clears.  One pid may have several, distinguished by scope; setting
 - The client uses the wall clock.  Each time is converted to our clock when it is read, so that setting the clock later
  moves no timer.
 - A timer belongs to a worker: the worker's own process set it, or one that the worker started.  The latter is looked
- up (`Ask`), and known from then on.  Timers of other processes are dropped.
+ up (`FindOwner`), and known from then on.  Timers of other processes are dropped.
 - Timers of an ended worker, and of an earlier generation, are forgotten.  Events about workers carry their generation:
  the end of an old worker does not clear timers of the new one that has its local rank.
 
@@ -73,7 +73,7 @@ class Ended(Record):
     local_rank: int
 
 
-class Heard(Record):
+class Received(Record):
     """Data from the FIFO, cut anywhere."""
 
     data: bytes
@@ -81,7 +81,7 @@ class Heard(Record):
 
 
 class Belongs(Record):
-    """The answer to `Ask`."""
+    """The answer to `FindOwner`."""
 
     generation: int
     pid: int
@@ -89,13 +89,13 @@ class Belongs(Record):
     is_gone: bool = False  # it has ended meanwhile, so it does not hang
 
 
-Event: TypeAlias = Started | Ended | Heard | Belongs | DeadlinePassed
+Event: TypeAlias = Started | Ended | Received | Belongs | DeadlinePassed
 
 # Actions.
 
 
-class Ask(Record):
-    """Find out which worker a process belongs to.  Answered by `Belongs`, before the next `Heard`."""
+class FindOwner(Record):
+    """Find out which worker a process belongs to.  Answered by `Belongs`, before the next `Received`."""
 
     generation: int
     pid: int
@@ -120,7 +120,7 @@ class Complain(Record):
     quote: str
 
 
-Action: TypeAlias = Ask | Expired | Complain
+Action: TypeAlias = FindOwner | Expired | Complain
 
 
 _NUMBERS = (float, int)  # and not subclasses, such as that of True
@@ -157,8 +157,8 @@ class Timers:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         match event:
-            case Heard():
-                return self._on_heard(event, now)
+            case Received():
+                return self._on_received(event, now)
             case Belongs():
                 return self._on_belongs(event)
             case DeadlinePassed():
@@ -227,7 +227,7 @@ class Timers:
 
     # Lines.
 
-    def _on_heard(self, event: Heard, now: float) -> list[Action]:
+    def _on_received(self, event: Received, now: float) -> list[Action]:
         *lines, rest = (self._rest + event.data).split(b"\n")
         actions: list[Action] = []
         if lines and self._is_skipping:
@@ -271,7 +271,7 @@ class Timers:
             return self._set(pid, scope, timer)
         is_asked = pid in self._asked
         self._asked.setdefault(pid, {})[scope] = timer
-        return () if is_asked else (Ask(self._generation, pid),)
+        return () if is_asked else (FindOwner(self._generation, pid),)
 
     def _clear(self, pid: int, scope: str) -> None:
         if self._timers.pop((pid, scope), None) is not None:

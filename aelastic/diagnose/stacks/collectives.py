@@ -26,7 +26,7 @@ FILE_VARIABLE, PIPE_VARIABLE = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO
 _CHOSEN = re.compile(r"TORCH_(FR|NCCL_TRACE)_BUFFER_SIZE|TORCH_(FR_DUMP|NCCL_DEBUG_INFO)_(TEMP|PIPE)_FILE")
 ENTRIES = 2000  # torch's own number: some 1 MiB
 RAS_VARIABLE, RAS_ADDRESS = "NCCL_RAS_ADDR", "localhost:28028"
-# An inquiry waits for it: torch looks at its pipe once a second, and RAS asks all ranks.
+# A hang comparison waits for it: torch looks at its pipe once a second, and RAS asks all ranks.
 TIMEOUT_S = 2.0
 LOOK_AGAIN_S = 0.05
 ANSWER_BYTES_MAX = 1 << 20

@@ -8,8 +8,8 @@
   `leader_cell`: the endpoint's cell, and the open question to it
 - `coordinator`: rounds, restarts and the verdict, with `roster` (nodes), `first_cause` (why a round has ended),
   `forming` (what that costs, and when the next one begins), `gathering` (the nodes of a round that is older than this
-  leader) and `inquiry` (what all workers do when one hangs); `cordons` (the ledger, and the nodes that it cordons);
-  `rdzv.restart_policy` decides what follows when a round ends
+  leader) and `hang_comparison` (what all workers do when one hangs); `cordons` (the ledger, and the nodes that it
+  cordons); `rdzv.restart_policy` decides what follows when a round ends
 - `drain`: requests to a running job, above all that all ranks save at one step before nodes leave
 - `waiting_text`: the lines that waiting nodes log
 
@@ -26,7 +26,7 @@ __all__ = [
     "followers",
     "forming",
     "gathering",
-    "inquiry",
+    "hang_comparison",
     "job_state",
     "leader",
     "leader_cell",

@@ -39,7 +39,7 @@ PROBE_TIMEOUT_S = 0.5
 HOSTS_MIN = 16
 
 
-class Stage(StrEnum):
+class ConnectionState(StrEnum):
     OPEN = auto()  # it has not said Hello
     WAITING = auto()  # its node is not admitted yet, because the agent with its node rank may live
     MEMBER = auto()  # it speaks for its node
@@ -50,9 +50,9 @@ class Stage(StrEnum):
 class Connection:
     peer: str
     way: str  # our address, as the peer reached it
-    heard_at: float  # when it last sent something, or we woke up
-    said_at: float  # when its last message came
-    stage: Stage = Stage.OPEN
+    active_at: float  # when it last sent something, or we woke up
+    received_at: float  # when its last message came
+    state: ConnectionState = ConnectionState.OPEN
     hello: m.Hello | None = None  # with the newest status, until its node is admitted
     node_id: str = ""
     host: str = ""  # of its node, as the node reports it
@@ -64,7 +64,7 @@ class Connection:
 
     @property
     def is_member(self) -> bool:
-        return self.stage is Stage.MEMBER
+        return self.state is ConnectionState.MEMBER
 
     def locate(self, node: m.Node) -> m.Node:
         """Returns a node with the addresses that its connection shows, and the rank that it was admitted with."""
@@ -176,7 +176,7 @@ class Connections:
 
     @property
     def deadline(self) -> float | None:
-        times = [oldest.heard_at + self.terms.lease_s for oldest in islice(self._connections.values(), 1)]
+        times = [oldest.active_at + self.terms.lease_s for oldest in islice(self._connections.values(), 1)]
         times += [*islice(self._graces.values(), 1), *(each.until for each in islice(self._probed.values(), 1))]
         return min(times, default=None)
 
@@ -203,26 +203,26 @@ class Connections:
         if connection is None:
             return []  # dropped while this was on its way
         self._connections[conn] = connection  # moves it to the end
-        connection.heard_at = connection.said_at = now
-        match connection.stage:
+        connection.active_at = connection.received_at = now
+        match connection.state:
             case _ if isinstance(message, m.HungUp):  # its last message: later decisions are made without it
                 actions = self.on_closed(conn, now, has_hung_up=True, is_leading=is_leading)
                 self.on_opened(conn, connection.peer, connection.way, now)  # until it closes, or is silent for a lease
-                self._connections[conn].stage = Stage.HUNG_UP
+                self._connections[conn].state = ConnectionState.HUNG_UP
                 return actions
-            case Stage.HUNG_UP:
+            case ConnectionState.HUNG_UP:
                 return []
-            case Stage.OPEN if isinstance(message, m.Hello):
+            case ConnectionState.OPEN if isinstance(message, m.Hello):
                 return self._on_hello(conn, connection, message, now)
-            case Stage.OPEN:
+            case ConnectionState.OPEN:
                 return self._refuse(conn, "protocol error: the first message must be Hello", now)
-            case Stage.WAITING:
+            case ConnectionState.WAITING:
                 return self._on_said_early(conn, connection, message, now)
-            case Stage.MEMBER:
+            case ConnectionState.MEMBER:
                 alive = self._answer_rivals(conn, now, is_alive=True)
                 return alive + self._on_said(conn, connection, message, now)
             case _:
-                assert_never(connection.stage)
+                assert_never(connection.state)
 
     def on_garbled(self, conn: int, reason: str, now: float, *, is_other_protocol: bool) -> list[Action]:
         if conn not in self._connections:
@@ -239,20 +239,20 @@ class Connections:
             if may_live:  # its connection was reset, or it has another leader
                 self.absent.on_lost(node_id, now, is_unheard=is_leading and has_hung_up)
             self._graces[node_id] = now + GRACE_S
-            self.unheard.add(node_id, Broken(node_id, silent_s=now - connection.said_at), now)
+            self.unheard.add(node_id, Broken(node_id, silent_s=now - connection.received_at), now)
         return self._answer_rivals(conn, now, is_alive=False)
 
     def on_deadline_passed(self, now: float, *, have_slept: bool) -> list[Action]:
         lease_s = self.terms.lease_s  # times must equal those of `deadline` to the last bit
         self.absent.on_time(now)
         if have_slept:
-            self._excuse(now)
+            self._extend_leases(now)
         actions: list[Action] = []
-        for conn, silent in list(takewhile(lambda each: each[1].heard_at + lease_s <= now, self._connections.items())):
+        for conn, silent in list(takewhile(lambda each: each[1].active_at + lease_s <= now, self._connections.items())):
             self._forget(conn)
             if silent.is_member and not silent.has_left:
                 self.absent.on_lost(silent.node_id, now, is_unheard=True)
-                lost = Lost(silent.node_id, f"silent for {lease_s:g} s", now - silent.said_at)
+                lost = Lost(silent.node_id, f"silent for {lease_s:g} s", now - silent.received_at)
                 self.unheard.add(silent.node_id, lost, now)
                 actions.append(Say(conn, m.GivenUp()))
             actions.append(Drop(conn))
@@ -263,14 +263,14 @@ class Connections:
             actions += self._answer_rivals(conn, now, is_alive=False)
         return actions
 
-    def _excuse(self, now: float) -> None:
+    def _extend_leases(self, now: float) -> None:
         """We have slept: silent connections get a new lease, but only once before they say something.
 
         The story behind it: the loop lags and is late for each deadline, so a dead machine would never be given up.
         """
         for connection in self._connections.values():
-            if connection.heard_at > self._woke_at:
-                connection.heard_at = now
+            if connection.active_at > self._woke_at:
+                connection.active_at = now
         for node_id, until in self._graces.items():
             if until > self._woke_at + GRACE_S:
                 self._graces[node_id] = now + GRACE_S
@@ -323,7 +323,7 @@ class Connections:
             return self._refuse(conn, reason, now, is_final=False)
         if objection := objection_to(hello, self.terms, self.term):
             return self._refuse(conn, objection, now)
-        connection.stage, connection.hello = Stage.WAITING, hello
+        connection.state, connection.hello = ConnectionState.WAITING, hello
         connection.preferred_rank = hello.status.node.preferred_rank
         return self._admit_unless_rivalled(conn, now)
 
@@ -354,11 +354,11 @@ class Connections:
         actions: list[Action] = []
         for conn in probed.waiting if probed is not None else []:
             connection = self._connections.get(conn)
-            if connection is None or connection.stage is Stage.HUNG_UP:
+            if connection is None or connection.state is ConnectionState.HUNG_UP:
                 continue  # gone in the meantime
             if not is_alive:
                 if silent is not None and not silent.has_left:  # it is lost since its last message
-                    self.unheard.add(silent.node_id, Broken(silent.node_id, silent_s=now - silent.said_at), now)
+                    self.unheard.add(silent.node_id, Broken(silent.node_id, silent_s=now - silent.received_at), now)
                     silent = None
                 actions += self._admit_unless_rivalled(conn, now, dead=rival)
                 continue
@@ -388,12 +388,12 @@ class Connections:
         node_id = status.node.node_id
         old, silent_s = self._conn_of.get(node_id), 0.0
         if old is not None:
-            silent_s = now - self._connections[old].said_at
+            silent_s = now - self._connections[old].received_at
             self._forget(old)
             actions.append(Drop(old))
         self._graces.pop(node_id, None)
         self.absent.on_back(node_id)
-        connection.stage, connection.node_id = Stage.MEMBER, node_id
+        connection.state, connection.node_id = ConnectionState.MEMBER, node_id
         self._conn_of[node_id] = conn
         if connection.preferred_rank is not None:
             self._conn_of_rank[connection.preferred_rank] = conn
@@ -441,7 +441,9 @@ class Connections:
         self.plans.forget(node_id)
         return [Say(conn, self.plans.empty.replace(ended=decision)), Drop(conn, in_order=True)]
 
-    def send_plans(self, log_plan: Callable[[str], log.Plan | None], held: Container[str], now: float) -> list[Action]:
+    def send_plans(
+        self, log_plan: Callable[[str], log.Plan | None], withheld: Container[str], now: float
+    ) -> list[Action]:
         """Sends nodes their plans, if these have changed.
 
         A node whose first status waits for a decision only reads that it has a leader.  What it must do follows from
@@ -449,7 +451,7 @@ class Connections:
 
         Args:
             log_plan: returns a node's plan for the log, by its name there.
-            held: names of nodes whose plans must wait.
+            withheld: names of nodes whose plans must wait.
             now: the time.
         """
         actions: list[Action] = []
@@ -457,7 +459,7 @@ class Connections:
             conn = self._conn_of.get(node_id)
             if conn is None:
                 continue
-            if self._connections[conn].name in held:
+            if self._connections[conn].name in withheld:
                 self.plans.send(node_id)
                 continue
             if node_id in self.unheard.first_reports:
@@ -473,8 +475,8 @@ class Connections:
         for node_id in self._conn_of:
             self.plans.change(node_id, decision, now)
 
-    def say_all(self, message: m.Downward, heard_after: float = -math.inf) -> list[Action]:
-        return [Say(i, message) for i in self._conn_of.values() if self._connections[i].heard_at > heard_after]
+    def say_all(self, message: m.Downward, active_after: float = -math.inf) -> list[Action]:
+        return [Say(i, message) for i in self._conn_of.values() if self._connections[i].active_at > active_after]
 
     def dismiss(self, last_word: m.Goodbye) -> list[Action]:
         """This agent no longer leads."""
@@ -496,16 +498,16 @@ class Connections:
         return connection
 
     def validate(self) -> None:
-        heard = [connection.heard_at for connection in self._connections.values()]
-        said = [connection.said_at for connection in self._connections.values()]
-        assert heard == sorted(heard) and said == sorted(said), "the longest silent connection is the first"
+        active = [connection.active_at for connection in self._connections.values()]
+        received = [connection.received_at for connection in self._connections.values()]
+        assert active == sorted(active) and received == sorted(received), "the longest silent connection is the first"
         assert list(self._graces.values()) == sorted(self._graces.values()), "graces end in their order"
         untils = [probed.until for probed in self._probed.values()]
         assert untils == sorted(untils), "probes end in their order"
         members = {each.node_id: conn for conn, each in self._connections.items() if each.is_member}
         assert members == self._conn_of, "a node has one connection"
         assert not self._graces.keys() & self._conn_of.keys(), "a node that is connected is in no grace"
-        waiting = {conn for conn, each in self._connections.items() if each.stage is Stage.WAITING}
+        waiting = {conn for conn, each in self._connections.items() if each.state is ConnectionState.WAITING}
         rivalled = {conn for each in self._probed.values() for conn in each.waiting}
         assert waiting <= rivalled, "an agent waits for another"
         has_hello = {conn for conn, each in self._connections.items() if each.hello is not None}

@@ -15,16 +15,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from aelastic.base.machine import Machine, Story
+from aelastic.base.machine import Machine, Trace
 from aelastic.rdzv.decisions.cause import Cause, CauseKind
 from aelastic.rdzv.decisions.decision import next_round
 from aelastic.rdzv.leader import coordinator_events as ev
 from aelastic.rdzv.leader.coordinator_events import Phase, Send
 from aelastic.rdzv.leader.drain import Drain
 from aelastic.rdzv.leader.first_cause import GRACE_S
-from aelastic.rdzv.leader.forming import Forming, Newcomers, Step
+from aelastic.rdzv.leader.forming import Forming, Newcomers, NextStep
 from aelastic.rdzv.leader.gathering import Gathering, credible
-from aelastic.rdzv.leader.inquiry import Inquiry
+from aelastic.rdzv.leader.hang_comparison import HangComparison
 from aelastic.rdzv.leader.job_state import JobState, Round
 from aelastic.rdzv.leader.roster import SUCCEEDED, Roster, RoundRules, hosts_of, joined, replaced_by
 from aelastic.rdzv.protocol import messages as m
@@ -44,14 +44,14 @@ class Coordinator(Machine[ev.Event, Send]):
     roster: Roster = field(default_factory=Roster)
     forming: Forming = field(init=False)
     newcomers: Newcomers = field(init=False)
-    inquiry: Inquiry = field(default_factory=Inquiry)
+    hang_comparison: HangComparison = field(default_factory=HangComparison)
     drain: Drain[Send] = field(default_factory=lambda: Drain(Send))
     gathering: Gathering | None = None  # of a round that is older than this leader
     verdict: m.Ended | None = None
     version: int = 0  # of the state that the log must keep; rises with each change
     _begun: Round | None = None  # the last round
     _asks: dict[str, tuple[r.Ask, float]] = field(default_factory=dict[str, tuple[r.Ask, float]])  # accepted, and when
-    _story: Story = field(default_factory=Story)
+    _trace: Trace = field(default_factory=Trace)
 
     def __post_init__(self) -> None:
         self.forming, self.newcomers = Forming(self.rules, self.policy), Newcomers(self.rules, self.roster)
@@ -261,7 +261,7 @@ class Coordinator(Machine[ev.Event, Send]):
     def _on_wish(self, wish: m.NodeMessage, now: float) -> list[Send]:
         match wish:
             case m.Hangs() | m.Saw():  # questions are void while no round runs
-                return self.inquiry.handle(wish, self.round, self.roster) if self.phase is Phase.RUNNING else []
+                return self.hang_comparison.handle(wish, self.round, self.roster) if self.phase is Phase.RUNNING else []
             case r.Ask(node_id, ask_id) if node_id != self.own_node_id and (refusal := self.rules.refusal(wish)):
                 return [Send(node_id, r.Answer(ask_id, False, refusal))]
             case r.Ask(_, ask_id) if ask_id in self._asks and self.phase is Phase.GATHERING:
@@ -445,23 +445,23 @@ class Coordinator(Machine[ev.Event, Send]):
         leave, verdict = self.drain.let_go(self.roster.members, now), self.drain.verdict
         self.drain.on_round_over()
         self.roster.leave_all_behind(send.node_id for send in leave)  # no round waits for these, or includes them
-        step = self.forming.step(self.roster, is_first=self.round == 0, now=now)
-        if verdict is not None and step is not Step.END:
+        step = self.forming.next_step(self.roster, is_first=self.round == 0, now=now)
+        if verdict is not None and step is not NextStep.END:
             return leave + self._close(verdict)
         is_refill = self.forming.refilled_until is not None
         match step:
-            case Step.WAIT:
+            case NextStep.WAIT:
                 self.deadline = self.forming.deadline
-                return leave + self.forming.tell_excuse(self.roster, self.round, now)
-            case Step.TELL:
+                return leave + self.forming.tell_withdrawal(self.roster, self.round, now)
+            case NextStep.TELL:
                 return leave + self.forming.tell_of_end(self.roster, self.round) + self._form(now)
-            case Step.BEGIN:
+            case NextStep.BEGIN:
                 return leave + self._begin_round(now)
-            case Step.GIVE_UP_STOPPING:
+            case NextStep.GIVE_UP_STOPPING:
                 return leave + self.forming.give_up_stopping(self.roster, self.round) + self._form(now)
-            case Step.END:  # nodes that leave have failed as well
+            case NextStep.END:  # nodes that leave have failed as well
                 return self._close(self.forming.verdict)
-            case Step.TIME_OUT:
+            case NextStep.TIME_OUT:
                 return leave + self._close(self.rules.timed_out(hosts_of(self.roster.ready), is_refill=is_refill))
             case _:
                 assert_never(step)

@@ -67,7 +67,7 @@ class CutOff(Record):
     kind: CauseKind = CauseKind.ENDPOINT_SILENT
 
 
-Event: TypeAlias = Reported | r.Enquiry | Broken | Lost | CutOff | DeadlinePassed
+Event: TypeAlias = Reported | r.Query | Broken | Lost | CutOff | DeadlinePassed
 
 
 class Send(Record):

@@ -5,14 +5,14 @@ A restart or a stop of the whole job is a drain that no node leaves.  It happens
 Ranks don't talk to each other about it; their agents do, while training continues.
 
 1. A node **requests** a drain, for itself or for another node.  The earliest deadline of all requests applies.
-2. **Freeze.**  Each agent holds its ranks at their next call, and reports how far its foremost rank is.
+2. **Freeze.**  Each agent pauses its ranks at their next call, and reports how far its foremost rank is.
 3. **Save.**  The leader names the call after the foremost one.  Ranks continue to that call, save there and wait.  If
    no rank has called `notice.due` yet, its first call is named, and workers that handle the drain signal receive it.
    If no rank has called it, and all workers recover in place, nothing is saved: the nodes that stay have the state.
 4. Once all nodes have saved, or the time is up, the round **ends** on all of them at once, and the nodes leave.
 
 A leader that takes over receives the request again from the node that made it, and freezes again.  A call that was
-named before is named again, unless a rank may be past it.  Without a request it lets the ranks that are held, or have
+named before is named again, unless a rank may be past it.  Without a request it lets the ranks that are paused, or have
 saved, continue.  A failure ends the round and the drain with it; the nodes still leave.  While no round runs
 they leave at once, because nothing is lost.
 """
@@ -44,7 +44,7 @@ from aelastic.rdzv.protocol.requests import (
 
 T = TypeVar("T")
 
-# Agents answer within some 10 ms.  A silent agent may not hold the ranks of the others for longer than this.
+# Agents answer within some 10 ms.  A silent agent may not pause the ranks of the others for longer than this.
 FREEZE_S = 5.0
 # A node repeats its request as soon as it has found a new leader.
 ASKED_AGAIN_S = 1.0
@@ -57,9 +57,9 @@ ANSWERS_MAX = 256
 NOTICES_OF_A_TERM = 1_000
 
 
-class Step(StrEnum):
+class DrainPhase(StrEnum):
     OFF = auto()  # no drain
-    HELD = auto()  # ranks are held, or have saved, for an earlier leader; nobody has sent this one a request yet
+    PAUSED = auto()  # ranks are paused, or have saved, for an earlier leader; nobody has sent this one a request yet
     FREEZING = auto()  # nodes report how far they are
     SAVING = auto()  # nodes save
     OVER = auto()  # all have saved, or the time is up
@@ -122,7 +122,7 @@ class Drain(Generic[T]):
     """
 
     send: Callable[[str, Notice | Answer], T]
-    step: Step = Step.OFF
+    phase: DrainPhase = DrainPhase.OFF
     deadline: float | None = None
     leaving: dict[str, Aim] = field(default_factory=dict[str, Aim])  # of nodes that will leave
     aim: Aim | None = None  # for the whole job
@@ -143,12 +143,12 @@ class Drain(Generic[T]):
     @property
     def is_on(self) -> bool:
         """Whether a drain of the running round is on."""
-        return self.step is not Step.OFF
+        return self.phase is not DrainPhase.OFF
 
     @property
     def is_over(self) -> bool:
         """Whether the round must end now."""
-        return self.step is Step.OVER
+        return self.phase is DrainPhase.OVER
 
     @property
     def _first(self) -> Aim:
@@ -180,11 +180,11 @@ class Drain(Generic[T]):
                 return [answer, *self._follow(nodes, now)]
             case Frozen():
                 return self._on_frozen(request, now)
-            case Saved(node_id, notice_id) if self.step is Step.SAVING and notice_id == self.notice_id:
+            case Saved(node_id, notice_id) if self.phase is DrainPhase.SAVING and notice_id == self.notice_id:
                 self._awaited.discard(node_id)
                 return [] if self._awaited else self._go_on(now)
-            case Saved(_, notice_id) if self.step is Step.OFF and notice_id > self.notice_id:
-                self._on_held(notice_id, now)
+            case Saved(_, notice_id) if self.phase is DrainPhase.OFF and notice_id > self.notice_id:
+                self._on_paused(notice_id, now)
                 return []
             case Saved():
                 return []  # it answers an earlier notice
@@ -211,7 +211,7 @@ class Drain(Generic[T]):
         return self.forget([node_id])
 
     def on_round_over(self) -> None:
-        self.step, self.deadline = Step.OFF, None
+        self.phase, self.deadline = DrainPhase.OFF, None
         self.aim = None if self.aim is None or self.aim.verb is Verb.RESTART else self.aim
 
     def restart_at_save(self, cause: Cause, within_s: float, now: float) -> None:
@@ -297,30 +297,30 @@ class Drain(Generic[T]):
         return True, wording.text_of(cause) + first
 
     def _on_frozen(self, frozen: Frozen, now: float) -> list[T]:
-        """A node holds its ranks.  Once all nodes do, the call is named."""
-        is_awaited = self.step is Step.FREEZING and frozen.notice_id == self.notice_id
-        self._on_held(frozen.notice_id, now)
+        """A node has paused its ranks.  Once all nodes do, the call is named."""
+        is_awaited = self.phase is DrainPhase.FREEZING and frozen.notice_id == self.notice_id
+        self._on_paused(frozen.notice_id, now)
         if not is_awaited or frozen.node_id not in self._awaited:
             return []
         self._frozen[frozen.node_id] = frozen
         self._awaited.discard(frozen.node_id)
         return [] if self._awaited else self._go_on(now)
 
-    def _on_held(self, notice_id: int, now: float) -> None:
+    def _on_paused(self, notice_id: int, now: float) -> None:
         """A node's ranks wait for the next notice.  If no drain is on, an earlier leader announced one."""
-        if self.step is Step.OFF:
-            self.step, self.deadline = Step.HELD, now + ASKED_AGAIN_S
+        if self.phase is DrainPhase.OFF:
+            self.phase, self.deadline = DrainPhase.PAUSED, now + ASKED_AGAIN_S
         self.notice_id = max(self.notice_id, notice_id)
 
     def _on_deadline_passed(self, crew: Crew, now: float) -> list[T]:
-        if self.step is Step.HELD:
+        if self.phase is DrainPhase.PAUSED:
             is_asked = self.aim is not None or self.leaving.keys() & {*crew.nodes}
             return [] if is_asked else self._call_off(crew)
-        if self.step is Step.FREEZING and now < self._first.end_at:
+        if self.phase is DrainPhase.FREEZING and now < self._first.end_at:
             self.is_signalled = True
             return self._save(now)  # an agent is silent, so no call can be named
         late = How(SaveOutcome.LATE, len(self._awaited), len(self._nodes))
-        self.late = late if self.step is Step.SAVING else How(SaveOutcome.NO_CALL)
+        self.late = late if self.phase is DrainPhase.SAVING else How(SaveOutcome.NO_CALL)
         self._end(self.late)
         return []
 
@@ -332,18 +332,18 @@ class Drain(Generic[T]):
             return []
         told = self.let_go(crew.hosts.keys() - {*crew.nodes}, now)  # nodes without a part in it
         if not self.leaving.keys() & {*crew.nodes} and self.aim is None:
-            return told + (self._call_off(crew) if self.step in {Step.FREEZING, Step.SAVING} else [])
+            return told + (self._call_off(crew) if self.phase in {DrainPhase.FREEZING, DrainPhase.SAVING} else [])
         if self.aim is not None and not self.aim.at_save:
             self._end(_NOT_ASKED)
             return told
-        if not self._awaited and self.step in {Step.FREEZING, Step.SAVING}:  # the last awaited node is gone
+        if not self._awaited and self.phase in {DrainPhase.FREEZING, DrainPhase.SAVING}:  # the last one is gone
             return told + self._go_on(now)
-        if self.step is Step.HELD and now >= self._first.end_at:  # requested while this leader took over the round
+        if self.phase is DrainPhase.PAUSED and now >= self._first.end_at:  # requested while this leader took over
             self.late = How(SaveOutcome.NO_CALL)
             self._end(self.late)
             return told
-        if self.step in {Step.OFF, Step.HELD}:
-            self.step, self._round, self._nodes = Step.FREEZING, crew.round, crew.nodes
+        if self.phase in {DrainPhase.OFF, DrainPhase.PAUSED}:
+            self.phase, self._round, self._nodes = DrainPhase.FREEZING, crew.round, crew.nodes
             self.save_at, self._frozen, self._awaited = 0, {}, {*crew.nodes}
             self.notice_id, self.is_signalled, self.late = self._next_id(crew), False, _NOT_ASKED
             self.is_in_place = False
@@ -352,11 +352,11 @@ class Drain(Generic[T]):
         if self.deadline is None or self.deadline <= self._first.end_at:
             return told
         self.deadline = self._first.end_at
-        return told + (self._tell(Stage.SAVE, now) if self.step is Step.SAVING else [])
+        return told + (self._tell(Stage.SAVE, now) if self.phase is DrainPhase.SAVING else [])
 
     def _go_on(self, now: float) -> list[T]:
         """All nodes that are left have frozen, or saved."""
-        if self.step is Step.SAVING:
+        if self.phase is DrainPhase.SAVING:
             self._end(How(SaveOutcome.ALL))
             return []
         frozen = self._frozen.values()
@@ -379,11 +379,11 @@ class Drain(Generic[T]):
         return bool(stay) and self.aim is None and have_opted_in and not is_asked
 
     def _save(self, now: float) -> list[T]:
-        self.step, self._awaited, self.deadline = Step.SAVING, {*self._nodes}, self._first.end_at
+        self.phase, self._awaited, self.deadline = DrainPhase.SAVING, {*self._nodes}, self._first.end_at
         return self._tell(Stage.SAVE, now)
 
     def _end(self, how: How) -> None:
-        self.step, self.deadline, self._how, self.outcome = Step.OVER, None, how, self._first.outcome(how)
+        self.phase, self.deadline, self._how, self.outcome = DrainPhase.OVER, None, how, self._first.outcome(how)
 
     def _call_off(self, crew: Crew) -> list[T]:
         self.on_round_over()
@@ -403,8 +403,8 @@ class Drain(Generic[T]):
         return Notice(self.notice_id, self._round, stage, self.save_at, self.is_signalled, left_s, aim.cause, verb)
 
     def validate(self) -> None:
-        is_timed = self.step in {Step.HELD, Step.FREEZING, Step.SAVING}
-        assert (self.deadline is not None) == is_timed, "ranks are held, and saves awaited, for a limited time"
+        is_timed = self.phase in {DrainPhase.PAUSED, DrainPhase.FREEZING, DrainPhase.SAVING}
+        assert (self.deadline is not None) == is_timed, "ranks are paused, and saves awaited, for a limited time"
         assert not self.is_over or self.leaving or self.aim, "a drain is over for nodes that leave, or for the job"
 
 

@@ -92,7 +92,7 @@ class Loss(Record):
     def cause(self) -> Cause:
         return self.what.replace(is_loss=self.ends_round and not self.has_left)
 
-    def excuses(self, report: Report) -> bool:
+    def explains(self, report: Report) -> bool:
         """Returns whether a failure is a victim of this loss."""
         if self.has_left and self.node_id == report.node_id:
             return False
@@ -119,10 +119,10 @@ class RoundEnd:
     hosts: set[str] = field(default_factory=set[str])  # of its nodes
     unfit: set[str] = field(default_factory=set[str])  # those of them that came out of it unfit
     reached: dict[str, Reached] = field(default_factory=dict[str, Reached])  # by nodes that have reported it
-    untold: list[str] = field(default_factory=list[str])  # nodes that must be notified that it is over
-    told: Cause | None = None  # the cause that nodes were given
+    unnotified: list[str] = field(default_factory=list[str])  # nodes that must be notified that it is over
+    notified_cause: Cause | None = None  # the cause that nodes were given
     _ending: Loss | None = None  # the first loss that ends the round
-    _excuse: Loss | None = None  # the first loss that has the first failure as its victim
+    _explaining: Loss | None = None  # the first loss that explains the first failure
 
     # What happens.
 
@@ -139,7 +139,7 @@ class RoundEnd:
         self.failed.add(node_id)
         if self.first is None or report.place < self.first.place:
             self.first = report
-            self._ending, self._excuse = self._weighed()
+            self._ending, self._explaining = self._weighed()
 
     def on_broken(self, node_id: str, at: float, seen_at: float) -> None:
         """A node's connection broke; the node may come back within the grace."""
@@ -165,8 +165,8 @@ class RoundEnd:
         self.hosts.add(node.host)
         loss = self.losses.pop(node_id, None)
         self.broken.discard(node_id)
-        if loss is not None and (loss is self._ending or loss is self._excuse):
-            self._ending, self._excuse = self._weighed()
+        if loss is not None and (loss is self._ending or loss is self._explaining):
+            self._ending, self._explaining = self._weighed()
         self.on_past(node_id, past, now)
 
     def on_past(self, node_id: str, past: m.Past, now: float, *, failed_at: float | None = None) -> None:
@@ -203,7 +203,7 @@ class RoundEnd:
 
     def _stays(self, known: Loss | None) -> bool:
         """Returns whether the loss of a node counts, whatever happens to that node later."""
-        return known is not None and (known.ends_round or (self.first is not None and known.excuses(self.first)))
+        return known is not None and (known.ends_round or (self.first is not None and known.explains(self.first)))
 
     def on_missing(self, what: Cause, at: float) -> None:
         """Nodes of the round do not report to a new leader: since then, or `-inf` if nobody knows."""
@@ -229,15 +229,15 @@ class RoundEnd:
     # What nodes receive.
 
     def tell(self, cause: Cause) -> None:
-        self.told = cause
+        self.notified_cause = cause
 
-    def await_telling(self, untold: list[str]) -> None:
+    def await_notification(self, unnotified: list[str]) -> None:
         """These nodes must be notified that the round is over."""
-        self.untold = untold
+        self.unnotified = unnotified
 
-    def take_untold(self) -> list[str]:
-        untold, self.untold = self.untold, []
-        return untold
+    def take_unnotified(self) -> list[str]:
+        unnotified, self.unnotified = self.unnotified, []
+        return unnotified
 
     def on_reached(self, node_id: str, reached: Reached | None) -> None:
         """Notes how far a node of the round was; its last report counts."""
@@ -254,28 +254,28 @@ class RoundEnd:
     def _note(self, loss: Loss) -> None:
         """A loss is new, or more is known of it."""
         before, self.losses[loss.node_id] = self.losses.get(loss.node_id), loss
-        if before is not None and (before is self._ending or before is self._excuse):
-            self._ending, self._excuse = self._weighed()  # of a thousand losses, few come before all others
+        if before is not None and (before is self._ending or before is self._explaining):
+            self._ending, self._explaining = self._weighed()  # of a thousand losses, few come before all others
             return
         if loss.ends_round and (self._ending is None or _age(loss) < _age(self._ending)):
             self._ending = loss
-        is_excuse = self.first is not None and loss.excuses(self.first)
-        if is_excuse and (self._excuse is None or _order(loss) < _order(self._excuse)):
-            self._excuse = loss
+        is_explaining = self.first is not None and loss.explains(self.first)
+        if is_explaining and (self._explaining is None or _order(loss) < _order(self._explaining)):
+            self._explaining = loss
 
     def _weighed(self) -> tuple[Loss | None, Loss | None]:
-        """Returns the first loss that ends the round, and the first one that has the first failure as its victim."""
+        """Returns the first loss that ends the round, and the first one that explains the first failure."""
         first, losses = self.first, self.losses.values()
         ending = min((each for each in losses if each.ends_round), key=_age, default=None)
-        excuses = (each for each in losses if first is not None and each.excuses(first))
-        return ending, min(excuses, key=_order, default=None)
+        explaining = (each for each in losses if first is not None and each.explains(first))
+        return ending, min(explaining, key=_order, default=None)
 
     @property
     def cause(self) -> Cause | None:
         """The first cause, as far as it is known; `None` if nothing has ended the round."""
         first, free = self.first, self.free
-        if self._excuse is not None:
-            return self._excuse.cause
+        if self._explaining is not None:
+            return self._explaining.cause
         if first is not None and (free is None or first.at < free[0]):
             return cause_of(first.failure)
         if self._ending is not None and (free is None or self._ending.at <= free[0]):
@@ -289,9 +289,9 @@ class RoundEnd:
         return self.first.failure if self.first is not None and cause is not None and cause.is_failure else None
 
     @property
-    def is_excused(self) -> bool:
+    def is_charge_withdrawn(self) -> bool:
         """Whether nodes have read that a failure is charged, but a loss has turned out to be its cause."""
-        if self.told is None or not self.told.is_failure or (cause := self.cause) is None:
+        if self.notified_cause is None or not self.notified_cause.is_failure or (cause := self.cause) is None:
             return False
         return cause.is_known and not cause.is_failure
 
@@ -314,8 +314,8 @@ class RoundEnd:
 
     def validate(self) -> None:
         assert self.broken <= self.losses.keys(), "a broken connection is a loss until its node is back"
-        assert self.told is None or not self.untold, "all nodes are notified at once, of the same cause"
-        assert (self._ending, self._excuse) == self._weighed(), "the losses that come first are known"
+        assert self.notified_cause is None or not self.unnotified, "all nodes are notified at once, of the same cause"
+        assert (self._ending, self._explaining) == self._weighed(), "the losses that come first are known"
 
 
 def _age(loss: Loss) -> tuple[float, str]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-HEARD_MIN = 16
+RECEIVED_MIN = 16
 
 
 @dataclass(slots=True)
@@ -19,8 +19,8 @@ class Followers:
     _name_of: dict[int, str] = field(default_factory=dict[int, str])  # by connection
     _serial: int = 0  # of the last plan
     _sent: dict[str, int] = field(default_factory=dict[str, int])  # to each node: the serial of its last plan
-    _heard: dict[str, float] = field(default_factory=dict[str, float])  # when the last message of each node came
-    _heard_limit: int = HEARD_MIN
+    _received_at: dict[str, float] = field(default_factory=dict[str, float])  # when the last message of each node came
+    _received_limit: int = RECEIVED_MIN
 
     @property
     def conns(self) -> list[int]:
@@ -64,12 +64,12 @@ class Followers:
 
     # Contact.
 
-    def on_heard(self, name: str, now: float, lease_s: float) -> None:
-        if len(self._heard) >= self._heard_limit:  # most may be of agents that are gone
-            self._heard = {each: at for each, at in self._heard.items() if now - at < lease_s}
-            self._heard_limit = 2 * len(self._heard) + HEARD_MIN
-        self._heard[name] = now
+    def on_received(self, name: str, now: float, lease_s: float) -> None:
+        if len(self._received_at) >= self._received_limit:  # most may be of agents that are gone
+            self._received_at = {each: at for each, at in self._received_at.items() if now - at < lease_s}
+            self._received_limit = 2 * len(self._received_at) + RECEIVED_MIN
+        self._received_at[name] = now
 
     def heard(self, names: Iterable[str], now: float, lease_s: float) -> frozenset[str]:
         """Returns those of these nodes that sent something within a lease."""
-        return frozenset(name for name in names if now - self._heard.get(name, -math.inf) < lease_s)
+        return frozenset(name for name in names if now - self._received_at.get(name, -math.inf) < lease_s)

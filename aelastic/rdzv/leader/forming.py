@@ -137,7 +137,7 @@ class Newcomers:
         assert 0 <= self.spared_s <= YOUNG_S, "a round is left alone while it is young, no longer"
 
 
-class Step(StrEnum):
+class NextStep(StrEnum):
     WAIT = auto()  # until `deadline`, or until a node changes
     TELL = auto()  # nodes of the last round that it is over, and why
     END = auto()  # the job, with the verdict
@@ -169,23 +169,23 @@ class Forming:
     is_behind: bool = False  # nodes have reported more than the leader has handled
     is_in_place: bool = False  # the last round was left in place
 
-    def step(self, roster: Roster, *, is_first: bool, now: float) -> Step:
+    def next_step(self, roster: Roster, *, is_first: bool, now: float) -> NextStep:
         """Returns what the round does now, with its present nodes.  O(1)."""
         rules, ready = self.rules, len(roster.ready)
         if self.since is None:
             self.since = now
         if self.is_behind:  # the next report may be the first cause
             return self._wait(now)
-        if self.end.untold:
+        if self.end.unnotified:
             return self._explain(now)
         if roster.stopping:  # their agents bound that, each as its user configured it
             stop_by = self.since + rules.join_timeout_s
-            return Step.GIVE_UP_STOPPING if now >= stop_by else self._wait(stop_by)
+            return NextStep.GIVE_UP_STOPPING if now >= stop_by else self._wait(stop_by)
         if self.join_by is None:
             self.join_by = now + rules.join_timeout_s
         if ready < rules.min_nodes:
             self.last_call_until = None
-            return Step.TIME_OUT if now >= self.join_by else self._wait(self.join_by)
+            return NextStep.TIME_OUT if now >= self.join_by else self._wait(self.join_by)
         until = self._more_until(roster, is_first=is_first, now=now)
         if until is not None and now < until:
             return self._wait(until)
@@ -220,7 +220,7 @@ class Forming:
             self.last_call_until = now + self.rules.last_call_timeout_s
         return self.last_call_until if is_first else None
 
-    def _explain(self, now: float) -> Step:
+    def _explain(self, now: float) -> NextStep:
         """Tells nodes why the round is over, once that is known."""
         cause = self.end.cause
         assert cause is not None, "a round ends for a reason"
@@ -229,21 +229,21 @@ class Forming:
         if known_at is None or now < known_at:
             return self._wait(known_at)
         self._tell(cause, decision)
-        return self._answer(cause, decision, Step.TELL)
+        return self._answer(cause, decision, NextStep.TELL)
 
-    def _settle(self, now: float) -> Step:
+    def _settle(self, now: float) -> NextStep:
         """Pays for the last round."""
         cause, since = self.end.cause, self.since
         if cause is None:
-            return Step.BEGIN
+            return NextStep.BEGIN
         if not cause.is_known:
             return self._wait(None)
         decision = self.policy.decide(end := self._as_known(cause, now))
         if since is not None and now < since + decision.delay_s and not decision.is_final:
             return self._wait(since + decision.delay_s)
-        self.is_corrected |= self.end.told is not None and self.end.told != cause
-        step = self._answer(cause, decision, Step.BEGIN)
-        if step is Step.BEGIN:
+        self.is_corrected |= self.end.notified_cause is not None and self.end.notified_cause != cause
+        step = self._answer(cause, decision, NextStep.BEGIN)
+        if step is NextStep.BEGIN:
             self.restart_count = max(self.restart_count, self.end.restart_count + decision.is_charged)
             self.cordons.remember(self.policy.after(end, decision))
         return step
@@ -257,11 +257,11 @@ class Forming:
         self.end.tell(cause)
         self.is_charged = decision.is_charged
 
-    def _answer(self, cause: Cause, decision: Decision, step: Step) -> Step:
+    def _answer(self, cause: Cause, decision: Decision, step: NextStep) -> NextStep:
         if decision.is_final:
             outcome = m.Outcome.FAILED if cause.is_failure else m.Outcome.TIMED_OUT
             self.verdict = m.Ended(outcome, decision, self.end.failure)
-            return Step.END
+            return NextStep.END
         self.decided = decision
         return step
 
@@ -289,11 +289,11 @@ class Forming:
     def tell_of_end(self, roster: Roster, round_: int) -> list[Send]:
         """Tells nodes that have not been notified why their round is over."""
         stopping = roster.stopping
-        return self._told([node_id for node_id in self.end.take_untold() if node_id in stopping], round_)
+        return self._told([node_id for node_id in self.end.take_unnotified() if node_id in stopping], round_)
 
-    def tell_excuse(self, roster: Roster, round_: int, now: float) -> list[Send]:
+    def tell_withdrawal(self, roster: Roster, round_: int, now: float) -> list[Send]:
         """Tells nodes that the end of their round costs nothing after all, so that a later leader knows it."""
-        if self.is_behind or not self.end.is_excused or (cause := self.end.cause) is None:
+        if self.is_behind or not self.end.is_charge_withdrawn or (cause := self.end.cause) is None:
             return []
         decision = self.policy.decide(self._as_known(cause, now))
         self._tell(cause, decision)
@@ -327,11 +327,11 @@ class Forming:
         """Nodes leave the round in order, so the next one waits some time for others."""
         self.refilled_until = self.join_by = now + self.rules.drain_wait_s
 
-    def _wait(self, deadline: float | None) -> Step:
+    def _wait(self, deadline: float | None) -> NextStep:
         self.deadline = deadline
-        return Step.WAIT
+        return NextStep.WAIT
 
-    def restart(self, untold: list[str], cause: Cause | None, now: float, *, in_place: bool) -> None:
+    def restart(self, unnotified: list[str], cause: Cause | None, now: float, *, in_place: bool) -> None:
         """Ends a round, for a cause that costs nothing or for what is known; these nodes must be notified.
 
         Args:
@@ -341,7 +341,7 @@ class Forming:
         if cause is not None:
             self.end.on_free(cause, now)
         self.since = now
-        self.end.await_telling(untold)
+        self.end.await_notification(unnotified)
 
     def crew(self, roster: Roster, gathering: Gathering | None, round_: int, phase: Phase) -> Crew:
         """Returns the nodes of the job that a request may concern, and how many of them the job needs."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import assert_never
 
-from aelastic.base.machine import Machine, Story
+from aelastic.base.machine import Machine, Trace
 from aelastic.rdzv.decisions.cause import CauseKind
 from aelastic.rdzv.leader import leader_events as ev
 from aelastic.rdzv.leader.connections import Connections
@@ -108,9 +108,9 @@ class Leader(Machine[ev.Event, ev.Action]):
     _given_up: Entry | None = None  # the last entry of a log that cannot continue, if this leader founds another
     _payload_version: int = NOT_PROPOSED
     _agreed: EntryId | None = None  # the last entry that the coordinator's state is based on
-    _held: list[Send] = field(default_factory=list[Send])  # what follows from the proposal
+    _withheld: list[Send] = field(default_factory=list[Send])  # what follows from the proposal
     _has_spares: bool = False  # as sent to all nodes
-    _story: Story = field(default_factory=Story)
+    _trace: Trace = field(default_factory=Trace)
 
     def __post_init__(self) -> None:
         self._heartbeat_at = self._seeks_since = self.started
@@ -162,7 +162,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             times.append(self.cell.due)
         if self._may_decide:
             times.append(self.coordinator.deadline)
-        if leading.is_held(self.log):
+        if leading.is_withheld(self.log):
             times.append(self.cell.silent_at(SILENT_CELL_S))
         return min(time for time in times if time is not None)
 
@@ -227,7 +227,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             case ev.Flushed(conn, serial):
                 self._on_flushed(conn, serial)
                 actions = []
-            case ev.CellSaid(stored):
+            case ev.CellAnswered(stored):
                 actions = self._on_cell(stored, now)
             case ev.CellFailed():
                 self.cell.on_failed(now, must_read=not self.is_cell_ours)
@@ -261,7 +261,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         if isinstance(message, m.HungUp):
             self._on_follower_closed(conn, Close.HUNG_UP)
         if (name := self.connections.name_of(conn)) and name != self.name:
-            self.followers.on_heard(name, now, self.lease_s)
+            self.followers.on_received(name, now, self.lease_s)
             if (status := self.connections.log_of(conn)) is not None:
                 self._on_status(conn, name, status, now)
         return actions
@@ -307,8 +307,8 @@ class Leader(Machine[ev.Event, ev.Action]):
             self.log = leading.on_plan_sent(self.log, name)
 
     def _send_plans(self, now: float) -> list[ev.Action]:
-        held = set(self.followers.names) if leading.is_held(self.log) else set[str]()
-        actions = self.connections.send_plans(self._log_plans(), held, now)
+        withheld = set(self.followers.names) if leading.is_withheld(self.log) else set[str]()
+        actions = self.connections.send_plans(self._log_plans(), withheld, now)
         return [self._numbered(action) for action in actions]
 
     def _numbered(self, action: ev.Action) -> ev.Action:
@@ -441,8 +441,8 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _release(self, now: float) -> list[ev.Action]:
         """Sends nodes what follows from a proposal that was agreed on."""
-        held, self._held = self._held, []
-        return self._deliver(held, now)
+        withheld, self._withheld = self._withheld, []
+        return self._deliver(withheld, now)
 
     def _propose(self, now: float) -> None:
         """Turns what the coordinator has decided into an entry."""
@@ -662,7 +662,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             else:
                 self._tell_undecided(self.log.proposal, now)
         is_silent = self.cell.is_silent(SILENT_CELL_S, now)
-        if is_silent and leading.is_held(self.log) and self._has_quorum_without():
+        if is_silent and leading.is_withheld(self.log) and self._has_quorum_without():
             self._campaign_again(self.term, now)  # the proposal is repeated without new voters
         return actions
 
@@ -746,7 +746,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         actions: list[ev.Action] = []
         runs = self.coordinator.phase in {CoordinatorPhase.RUNNING, CoordinatorPhase.GATHERING}
         if self._is_resumed and runs and not is_gone and reason != OTHER_LEADS:
-            self._held = []
+            self._withheld = []
             is_of_store = self._decides_alone and not self._is_alone
             silent = CauseKind.ENDPOINT_SILENT if is_of_store else CauseKind.NODES_SILENT
             actions += self._deliver(self.coordinator.handle(CutOff(silent), now), now)
@@ -806,7 +806,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         core.forming.on_heard(is_all=self.connections.unheard.is_empty)
         sends = core.handle(event, now)
         if core.version != self._version and not self.is_over:
-            self._held += sends
+            self._withheld += sends
             return []
         return self._deliver(sends, now)
 

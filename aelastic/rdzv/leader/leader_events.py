@@ -14,8 +14,8 @@ from aelastic.rdzv.leader.job_state import Participant
 from aelastic.rdzv.log.node import Close, Node
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.messages import Downward, Upward
+from aelastic.rdzv.stores.cell_events import CellAnswered as CellAnswered  # noqa: PLC0414
 from aelastic.rdzv.stores.cell_events import CellFailed as CellFailed  # noqa: PLC0414  also an event of this core
-from aelastic.rdzv.stores.cell_events import CellSaid as CellSaid  # noqa: PLC0414
 
 # Events.
 
@@ -88,7 +88,7 @@ class Resigned(Record):
 
 
 OfConnection: TypeAlias = Opened | Received | Garbled | Closed | Flushed
-OfCell: TypeAlias = CellSaid | CellFailed
+OfCell: TypeAlias = CellAnswered | CellFailed
 Event: TypeAlias = OfConnection | OfCell | Campaigned | Declined | Resigned | DeadlinePassed
 
 # Actions.
@@ -135,11 +135,11 @@ class PassOn(Record):
 
 
 class ReadCell(Record):
-    """Read the cell.  Answered by `CellSaid` or `CellFailed`."""
+    """Read the cell.  Answered by `CellAnswered` or `CellFailed`."""
 
 
 class WriteCell(Record):
-    """Replace the cell if it is as last read or written.  Answered by `CellSaid` or `CellFailed`."""
+    """Replace the cell if it is as last read or written.  Answered by `CellAnswered` or `CellFailed`."""
 
     stored: m.StoredCell
 

@@ -147,19 +147,19 @@ class Roster:
         nodes = tuple(self.connected_participants()) if round_ else ()
         return Crew(hosts, nodes, round_, self.term, tuple(self._able()))
 
-    def passed_on(self, enquiry: r.Fetch | r.Fetched, *, is_new: bool) -> list[tuple[str, r.Show | r.Shown | r.Answer]]:
-        """Returns what to send about an enquiry, and to whom: to nodes that must show something, or to its asker.
+    def passed_on(self, query: r.Fetch | r.Fetched, *, is_new: bool) -> list[tuple[str, r.Show | r.Shown | r.Answer]]:
+        """Returns what to send about a query, and to whom: to nodes that must show something, or to its asker.
 
         Args:
-            enquiry: a node's enquiry.
+            query: a node's query.
             is_new: nodes of the round have yet to find this coordinator.
         """
-        if isinstance(enquiry, r.Fetched):
-            return [(enquiry.asker, r.Shown(enquiry))] if enquiry.asker in self.members else []
-        asked = tuple(self.members) if not enquiry.target else tuple(self.members.keys() & {enquiry.target})
-        text = r.STILL_COMING if is_new else "" if asked else f"no node {enquiry.target}"
-        answer = r.Answer(enquiry.ask_id, bool(asked), text, asked)
-        return [(enquiry.node_id, answer), *((node_id, r.Show(enquiry)) for node_id in asked)]
+        if isinstance(query, r.Fetched):
+            return [(query.asker, r.Shown(query))] if query.asker in self.members else []
+        asked = tuple(self.members) if not query.target else tuple(self.members.keys() & {query.target})
+        text = r.STILL_COMING if is_new else "" if asked else f"no node {query.target}"
+        answer = r.Answer(query.ask_id, bool(asked), text, asked)
+        return [(query.node_id, answer), *((node_id, r.Show(query)) for node_id in asked)]
 
     @property
     def ready(self) -> Mapping[str, m.Node]:

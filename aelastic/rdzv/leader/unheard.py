@@ -15,7 +15,7 @@ from aelastic.rdzv.leader.coordinator_events import Broken, Lost, Reported
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 
-Event = Reported | Broken | Lost | r.Enquiry
+Event = Reported | Broken | Lost | r.Query
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class Unheard:
         node_id, event, since = self._drop(next(iter(self._queue)))
         if isinstance(event, Reported) and event.is_new:
             del self._first_reports[node_id]
-        if now == since or isinstance(event, r.Enquiry):
+        if now == since or isinstance(event, r.Query):
             return event
         return event.replace(age_s=event.age_s + now - since)
 

@@ -525,7 +525,7 @@ def needs_endpoint(leader: Leader, proposal: Entry) -> bool:
     return voting.gives_new_votes(configuration, proposal) and not has_forgotten
 
 
-def is_held(leader: Leader) -> bool:
+def is_withheld(leader: Leader) -> bool:
     """New voters go to the endpoint first: whether the proposal must be kept from all nodes for now."""
     if leader.proposal is None or not needs_endpoint(leader, leader.proposal):
         return False
@@ -535,7 +535,7 @@ def is_held(leader: Leader) -> bool:
 
 def plan_for(leader: Leader, name: str) -> Plan | None:
     """Returns the plan for a connected follower; `None` if the endpoint must have the proposal first."""
-    if is_held(leader):
+    if is_withheld(leader):
         return None
     status, committed = leader.followers[name].status, leader.node.committed
     has_vote = votes_in(committed, name) or votes_in(leader.proposal, name)
@@ -589,7 +589,7 @@ def _with_view(leader: Leader, endpoint: int, view: View) -> Leader:
 def commit(leader: Leader) -> Leader | None:
     """Phase 2: the leader after its proposal was committed; `None` if votes are missing."""
     proposal = leader.proposal
-    if proposal is None or not leader.mandate or is_held(leader):
+    if proposal is None or not leader.mandate or is_withheld(leader):
         return None
     if not voting.is_within(voting.mandate(configuration_of(leader), phase_2_votes(leader, proposal)), leader.mandate):
         return None

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 from zlib import crc32
 
-from aelastic.base.machine import Machine, Story
+from aelastic.base.machine import Machine, Trace
 from aelastic.rdzv.decisions.cause import Cause, CauseKind
 from aelastic.rdzv.log import node as following
 from aelastic.rdzv.log.entries import Entry, log_of
@@ -81,7 +81,7 @@ class Member(Machine[Event, Action]):
     leader: m.LeaderAt | None = None  # the agent that this node connects to, or follows
     term: int = 0  # of that leader
     conn: int = 0  # the connection; numbers are never used twice
-    heard_at: float = 0.0  # when its last message came, or it was opened
+    received_at: float = 0.0  # when its last message came, or it was opened
     led_at: float | None = None  # when a leader last sent something; `None`: none has yet
     lost_at: float | None = None  # since when there is no leader; `None`: there is one, or none was looked for
     is_gone: bool = False  # the last one has ended, or has said goodbye
@@ -99,7 +99,7 @@ class Member(Machine[Event, Action]):
     _job_before: str = ""  # the log of a job that is over, for example if a scheduler requeues one under its id
     _led_here: tuple[m.LeaderAt, int] | None = None  # the leader in this agent, and its term
     _names: int = 0  # how many times it has joined another log
-    _story: Story = field(default_factory=Story, compare=False)
+    _trace: Trace = field(default_factory=Trace, compare=False)
 
     def __post_init__(self) -> None:
         self.log = Node(self.node_id)
@@ -129,7 +129,7 @@ class Member(Machine[Event, Action]):
             case Phase.CONNECTING:
                 times += [self._greeted_by, self._look_at]
             case Phase.FOLLOWING:
-                times += [self.alive_at, self.heard_at + self.lease_s, self._look_at]
+                times += [self.alive_at, self.received_at + self.lease_s, self._look_at]
             case Phase.CAMPAIGNING:
                 pass
             case _:
@@ -139,7 +139,7 @@ class Member(Machine[Event, Action]):
     @property
     def _greeted_by(self) -> float:
         """The time from which on a plan is late."""
-        return self.heard_at + (CANDIDATE_S if self._is_candidate else self.lease_s * GREETING_LEASES)
+        return self.received_at + (CANDIDATE_S if self._is_candidate else self.lease_s * GREETING_LEASES)
 
     @property
     def _look_at(self) -> float | None:
@@ -147,10 +147,10 @@ class Member(Machine[Event, Action]):
         if self.sight.is_asked:
             return None
         if self.phase is Phase.CONNECTING and self.lost_at is not None:
-            return max(self.heard_at, self.sight.asked_at) + LOOK_S
+            return max(self.received_at, self.sight.asked_at) + LOOK_S
         ranks = None if self.state.assigned is None else self.state.assigned.ranks
         is_watcher = self.phase is Phase.FOLLOWING and ranks is not None and ranks.group_rank < WATCHERS
-        quiet_since = min(self.heard_at, self.sight.seen.since) if is_watcher else self.heard_at
+        quiet_since = min(self.received_at, self.sight.seen.since) if is_watcher else self.received_at
         return max(quiet_since, self.sight.asked_at) + self.lease_s / 2
 
     @property
@@ -190,7 +190,7 @@ class Member(Machine[Event, Action]):
                 return self._on_connection_lost(event, now)
             case ev.Submitted():
                 return self._on_submitted(event, now)
-            case ev.CellSaid(stored):
+            case ev.CellAnswered(stored):
                 return self._on_cell(stored, now)
             case ev.CellFailed():
                 return self._on_cell_failed(event, now)
@@ -431,7 +431,7 @@ class Member(Machine[Event, Action]):
             return too_high_text(campaign.term)
         if not following.may_follow(log, campaign.leader.name, campaign.term):
             return f"this node knows of term {log.term}"
-        if self.phase is Phase.FOLLOWING and now < self.heard_at + self.lease_s:
+        if self.phase is Phase.FOLLOWING and now < self.received_at + self.lease_s:
             return "this node has a leader"
         if self.lost_at is not None and not self.is_gone and now < self.lost_at + self.lease_s * VOTES_AFTER:
             return "this node has not lost its leader for long enough"
@@ -456,7 +456,13 @@ class Member(Machine[Event, Action]):
         return self._connect(leader, term, now)
 
     def _connect(self, leader: m.LeaderAt, term: int, now: float, *, is_candidate: bool = False) -> list[Action]:
-        self.phase, self.leader, self.term, self.heard_at, self._is_leading = Phase.CONNECTING, leader, term, now, False
+        self.phase, self.leader, self.term, self.received_at, self._is_leading = (
+            Phase.CONNECTING,
+            leader,
+            term,
+            now,
+            False,
+        )
         self._is_open, self._is_candidate = False, is_candidate
         self.conn += 1
         if self.log is not None:
@@ -468,7 +474,7 @@ class Member(Machine[Event, Action]):
 
     def _on_connected(self, now: float) -> list[Action]:
         assert self.leader is not None
-        self.heard_at, self._is_open = now, True
+        self.received_at, self._is_open = now, True
         return [ev.Send(m.Hello(PROTOCOL, self.terms, self.leader.token, self.name, self._status(now)))]
 
     def _on_connect_failed(self, event: ev.ConnectFailed, now: float) -> list[Action]:
@@ -494,7 +500,7 @@ class Member(Machine[Event, Action]):
 
     def _on_received(self, message: m.Downward, now: float) -> list[Action]:
         assert self.leader is not None
-        self.heard_at = now
+        self.received_at = now
         if self._is_leading:
             self.led_at = now
         if why := objection(message, self.terms, self.state, self.term):
@@ -604,7 +610,7 @@ class Member(Machine[Event, Action]):
             case Phase.CONNECTING if now >= self._greeted_by:
                 self._lose_leader("the leader does not answer", now)
                 return [*told, ev.Disconnect(), *self._read_cell(now)]
-            case Phase.FOLLOWING if now >= self.heard_at + self.lease_s:
+            case Phase.FOLLOWING if now >= self.received_at + self.lease_s:
                 return told + self._on_silent(due, now)
             case Phase.FOLLOWING if now >= self.alive_at:
                 self.alive_at = now + self.lease_s / 3
@@ -617,7 +623,7 @@ class Member(Machine[Event, Action]):
     def _on_silent(self, due: float, now: float) -> list[Action]:
         """The leader was silent for a lease, or this process was stopped and messages may still be in the socket."""
         if now - due > self.lease_s / 3:
-            self.heard_at = now - self.lease_s * 2 / 3
+            self.received_at = now - self.lease_s * 2 / 3
             return []
         self._lose_leader(f"the leader was silent for {self.lease_s:g} s", now)
         return [ev.Disconnect(), *self._read_cell(now), *self._campaign(now)]
@@ -632,7 +638,7 @@ class Member(Machine[Event, Action]):
     def _lose_leader(self, reason: str, now: float, *, close: Close = Close.ABORTED) -> None:
         """The connection has ended, or is about to be closed."""
         assert self.leader is not None
-        since = min(now, self.heard_at) if now >= self.heard_at + self.lease_s else now
+        since = min(now, self.received_at) if now >= self.received_at + self.lease_s else now
         if self._is_leading or self.lost_at is None:
             self.lost_at, self.is_gone = since, False
             self.state.on_alone(since)

@@ -15,8 +15,8 @@ from aelastic.rdzv.log.node import Close, Node
 from aelastic.rdzv.log.seen import Seen
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.messages import Downward, LeaderMessage, NodeMessage, Upward
+from aelastic.rdzv.stores.cell_events import CellAnswered as CellAnswered  # noqa: PLC0414
 from aelastic.rdzv.stores.cell_events import CellFailed as CellFailed  # noqa: PLC0414  also an event of this core
-from aelastic.rdzv.stores.cell_events import CellSaid as CellSaid  # noqa: PLC0414
 
 # How many leaders that ended or said goodbye are remembered: the last ones.
 GONE_MAX = 16
@@ -103,7 +103,7 @@ class ConnectionLost(Record):
     is_garbage: bool = False  # it was closed here: the data is not a message, or makes no sense
 
 
-OfCell: TypeAlias = CellSaid | CellFailed
+OfCell: TypeAlias = CellAnswered | CellFailed
 OfVote: TypeAlias = Campaigned | Declined | Leading | LeadershipLost
 OfConnection: TypeAlias = Connected | ConnectFailed | Received | ConnectionLost
 Event: TypeAlias = Submitted | OfCell | OfVote | OfConnection | DeadlinePassed
@@ -113,7 +113,7 @@ Event: TypeAlias = Submitted | OfCell | OfVote | OfConnection | DeadlinePassed
 
 
 class ReadCell(Record):
-    """Read the endpoint's cell.  Answered by `CellSaid` or `CellFailed`."""
+    """Read the endpoint's cell.  Answered by `CellAnswered` or `CellFailed`."""
 
 
 class AskWhoLeads(Record):

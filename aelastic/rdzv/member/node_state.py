@@ -24,7 +24,7 @@ LASTING = {r.Verb.DRAIN, r.Verb.RESTART, r.Verb.STOP, r.Verb.KILL}
 
 
 @dataclass(slots=True)
-class Asked:
+class OpenRequest:
     """A request of this node."""
 
     request: r.Ask
@@ -62,7 +62,7 @@ class NodeState:
     ended_alone_since: float | None = None
     has_spares: bool = False  # nodes wait for a place, as far as this node knows
     # This node's requests, by id: until they are answered, or, for requests that last, refused or done.
-    asked: dict[str, Asked] = field(default_factory=dict[str, "Asked"])
+    asked: dict[str, OpenRequest] = field(default_factory=dict[str, "OpenRequest"])
     # This node's queries, until they are answered.
     fetches: dict[str, r.Fetch] = field(default_factory=dict[str, r.Fetch])
     frozen: r.Frozen | None = None  # this node's progress with an announced interruption
@@ -158,7 +158,7 @@ class NodeState:
             case r.Ask():
                 if message.verb is r.Verb.CANCEL:
                     self._forget(r.Verb.DRAIN)
-                self.asked[message.ask_id] = Asked(message, now)
+                self.asked[message.ask_id] = OpenRequest(message, now)
                 if len(self.asked) > ASKED_MAX:
                     del self.asked[next(iter(self.asked))]
             case r.Fetch():
@@ -275,8 +275,8 @@ class NodeState:
         is_new = self.phase not in {m.NodePhase.READY, m.NodePhase.STOPPING}
         is_charged = interrupted.restart_count > self.restart_count and not interrupted.went_on
         # A loss from before the failure was reported after it.
-        is_excused = self.is_charged and not is_charged and not interrupted.went_on
-        if interrupted.round != self.round or not (is_new or is_excused):
+        is_charge_withdrawn = self.is_charged and not is_charged and not interrupted.went_on
+        if interrupted.round != self.round or not (is_new or is_charge_withdrawn):
             return False
         # What the end costs is settled when the next round begins; a later leader works it out again.
         self.phase = m.NodePhase.STOPPING if is_new else self.phase

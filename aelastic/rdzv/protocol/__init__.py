@@ -10,7 +10,7 @@ Messages:
 
 Connections:
 
-- `stream` carries messages; `strangers` are connections that have not identified themselves
+- `stream` carries messages; `unauthenticated` holds connections that have not identified themselves
 - `listening` finds the addresses of an agent, `incoming` holds the connections of one port
 
 A job's secret, which is not kept anywhere itself:
@@ -36,8 +36,8 @@ __all__ = [
     "seals",
     "secret_file",
     "sense",
-    "strangers",
     "stream",
+    "unauthenticated",
     "waiting",
     "writing",
 ]

@@ -1,7 +1,7 @@
 """The incoming connections of one port of an agent, by number, until each has closed.
 
-Their messages go to the mailbox of the port's core; `strangers` logs everything that is not a message from an agent of
-this job.
+Their messages go to the mailbox of the port's core; `unauthenticated` logs everything that is not a message from an
+agent of this job.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from aelastic.base.loop.mailbox import Mailbox
 from aelastic.rdzv.protocol.codec import WireError
 from aelastic.rdzv.protocol.handshake import ProofError
 from aelastic.rdzv.protocol.proofs import Proofs
-from aelastic.rdzv.protocol.strangers import Strangers
 from aelastic.rdzv.protocol.stream import Stream
+from aelastic.rdzv.protocol.unauthenticated import UnauthenticatedPeers
 
 EventT = TypeVar("EventT")
 
@@ -27,12 +27,12 @@ class Incoming(ABC, Generic[EventT]):
 
     Args:
         port: the port that listens.
-        strangers: those of this agent.
+        unauthenticated: those of this agent.
         proofs: those of this agent.
     """
 
-    def __init__(self, port: HeldPort, strangers: Strangers, proofs: Proofs) -> None:
-        self._port, self._strangers, self._proofs = port, strangers, proofs
+    def __init__(self, port: HeldPort, unauthenticated: UnauthenticatedPeers, proofs: Proofs) -> None:
+        self._port, self._unauthenticated, self._proofs = port, unauthenticated, proofs
         self._mailbox: Mailbox[EventT] = Mailbox()
         self._streams: dict[int, Stream] = {}
         self._numbers = itertools.count(1)
@@ -40,18 +40,18 @@ class Incoming(ABC, Generic[EventT]):
     def _on_open(self, stream: Stream) -> None:
         stream.conn = next(self._numbers)
         self._streams[stream.conn] = stream
-        self._strangers.add(stream, clock.now())
+        self._unauthenticated.add(stream, clock.now())
 
     @abstractmethod
     def on_message(self, stream: Stream, message: Any) -> None:
         """Handles a message from an agent."""
 
     def on_unfinished(self, stream: Stream) -> None:
-        self._strangers.note(stream, clock.now())
+        self._unauthenticated.note(stream, clock.now())
 
     def on_garbage(self, stream: Stream, error: WireError | ProofError) -> None:
         if isinstance(error, ProofError):
-            self._strangers.refuse(stream, error)
+            self._unauthenticated.refuse(stream, error)
         else:
             self._on_garbled(stream, error)
 
@@ -61,7 +61,7 @@ class Incoming(ABC, Generic[EventT]):
 
     def on_closed(self, stream: Stream, reason: str) -> None:  # noqa: ARG002  every end is handled alike
         del self._streams[stream.conn]
-        self._strangers.forget(stream)
+        self._unauthenticated.forget(stream)
 
     def on_failure(self, stream: Stream, error: Exception) -> None:
-        self._strangers.on_failure(stream, error)
+        self._unauthenticated.on_failure(stream, error)

@@ -28,11 +28,11 @@ from aelastic.rdzv.protocol.requests import (
     Answer,
     Ask,
     Cordoned,
-    Enquiry,
     Fetch,
     Fetched,
     Frozen,
     Notice,
+    Query,
     Reply,
     Request,
     Saved,
@@ -153,7 +153,7 @@ class Hangs(Record):
     round: int
     reason: str
     waited_s: float  # how long the node has waited for the worker already
-    is_stopped: bool  # odd ranks must be stopped
+    is_stopped: bool  # outliers must be stopped
     is_last: bool = False  # the node asked before and waits no longer: the answers so far are used
     number: int = 0  # how often this node has asked
 
@@ -167,7 +167,7 @@ class Saw(Record):
     number: int = 0  # of the question that this answers
 
 
-NodeMessage: TypeAlias = Ready | Failed | Succeeded | Left | Prepared | OptedIn | Hangs | Saw | Request | Enquiry
+NodeMessage: TypeAlias = Ready | Failed | Succeeded | Left | Prepared | OptedIn | Hangs | Saw | Request | Query
 
 
 class Terms(Record):

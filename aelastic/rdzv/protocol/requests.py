@@ -95,7 +95,7 @@ class Fetched(Record):
 
 
 Request: TypeAlias = Ask | Frozen | Saved
-Enquiry: TypeAlias = Fetch | Fetched
+Query: TypeAlias = Fetch | Fetched
 
 
 # Leader to node.
@@ -111,7 +111,7 @@ class Stage(StrEnum):
 class Notice(Record):
     """An interruption is announced, or called off."""
 
-    notice_id: int  # rises each time that ranks are held again
+    notice_id: int  # rises each time that ranks are paused again
     round: int
     stage: Stage
     save_at: int = 0  # 0: no call could be agreed

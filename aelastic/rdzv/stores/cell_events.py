@@ -6,7 +6,7 @@ from aelastic.base.record import Record
 from aelastic.rdzv.protocol import messages as m
 
 
-class CellSaid(Record):
+class CellAnswered(Record):
     """Answers `ReadCell`, or `WriteCell` of the leader, with the present content of the cell; `None` if it is empty."""
 
     stored: m.StoredCell | None

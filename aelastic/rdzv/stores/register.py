@@ -12,10 +12,10 @@ when all were locked.  Two tries share a store, and one of them came first there
 of the earlier, or the earlier one has failed.  So each vote that was ever sent descends from each older vote that held.
 This is CASPaxos (Rystsov, 2018) with a snapshot.
 
-**Stores that forget.**  A vote names the lives of its members.  A store that came back empty, or with a cell of an
-earlier life, is not a member, and no majority counts it.  A try that finds such a store locks it under a new life, and
-names that life in its vote, which needs a majority of the previous members.  So everything known of the time before the
-loss comes from a majority that had not lost it.
+**Stores that forget.**  A vote names the incarnations of its members.  A store that came back empty, or with a cell of
+an earlier incarnation, is not a member, and no majority counts it.  A try that finds such a store locks it under a new
+incarnation, and names that incarnation in its vote, which needs a majority of the previous members.  So everything
+known of the time before the loss comes from a majority that had not lost it.
 
 **The first vote** needs a majority without a vote.  A store may have forgotten one: so a register that has known a vote
 never takes that for the beginning, and no register does if some stores are locked and some are empty.  When a majority
@@ -51,7 +51,7 @@ from enum import StrEnum, auto
 from typing import assert_never
 from zlib import crc32
 
-from aelastic.base.machine import Machine, Story
+from aelastic.base.machine import Machine, Trace
 from aelastic.rdzv.stores import register_events as ev
 from aelastic.rdzv.stores.register_attempt import Attempt, Basis
 from aelastic.rdzv.stores.register_cells import Ballot
@@ -96,7 +96,7 @@ class Register(Machine[ev.Event, ev.Action]):
     deadline: float | None = None
     is_known: bool = False  # a vote was seen or written, at any time
     highest: int = 0  # the highest number of a ballot that was seen
-    _story: Story = field(default_factory=Story)
+    _trace: Trace = field(default_factory=Trace)
     _asked: ev.Asked = field(default_factory=ev.Asked)
     _until: float = 0.0  # the limit of the operation
     _step: int = 0  # counts the steps of all tries: answers to an earlier one are void

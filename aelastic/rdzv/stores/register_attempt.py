@@ -18,8 +18,8 @@ class Basis(Record):
         vote: the newest vote, or `None`.
         voters: the stores that count.
         needed: how many of them must be locked.
-        is_first: there is no majority of members: all stores begin new lives, except those that a try for a first vote
-            has locked.
+        is_first: there is no majority of members: all stores begin new incarnations, except those that a try for a
+            first vote has locked.
     """
 
     vote: Vote | None
@@ -112,10 +112,12 @@ class Attempt:
         newest = [vote for _, vote in sorted(votes.items(), reverse=True)]
         seen = frozenset(self.seen)
         is_all = len(seen) == self.size
-        # An older vote may never have held: then the lives that it names for its members are worthless.  But of two
-        # first votes, the newer may be of stores that have forgotten it.
+        # An older vote may never have held: then the incarnations that it names for its members are worthless.  But of
+        # two first votes, the newer may be of stores that have forgotten it.
         for vote in newest if is_all else newest[:1]:
-            voters = frozenset(store for store, cell in self.seen.items() if cell and cell.life == vote.members[store])
+            voters = frozenset(
+                store for store, cell in self.seen.items() if cell and cell.incarnation == vote.members[store]
+            )
             if len(voters) >= self.majority:
                 return Basis(vote, voters, self.majority)
         if is_all:
@@ -153,15 +155,17 @@ class Attempt:
     def lock_of(self, store: int) -> Cell:
         """Returns the locked form of a cell that was seen."""
         cell, basis = self.seen[store], self.basis
-        # A store that was locked for a first vote has forgotten nothing since, and keeps its life: the try that locked
-        # it may have written its vote in another store by now, and that vote names this life.
+        # A store that was locked for a first vote has forgotten nothing since, and keeps its incarnation: the try that
+        # locked it may have written its vote in another store by now, and that vote names this incarnation.
         if cell is not None and store in basis.voters and (not basis.is_first or basis.vote is None):
             return cell.replace(promised=self.ballot)
-        # A new life.  The basis written to this store does not count, but shows its existence.
+        # A new incarnation.  The basis written to this store does not count, but shows its existence.
         return Cell(self.ballot, self.ballot, cell.vote if cell and basis.is_first else basis.vote)
 
     def next_vote(self) -> Vote:
         """Returns the vote of this try: a locked store is a member, any other store stays as it was."""
         before = self.basis.vote.members if self.basis.vote and not self.basis.is_first else (None,) * self.size
-        lives = [self.locked[store].life if store in self.locked else before[store] for store in range(self.size)]
-        return Vote(self.ballot, tuple(lives), self.text)
+        incarnations = [
+            self.locked[store].incarnation if store in self.locked else before[store] for store in range(self.size)
+        ]
+        return Vote(self.ballot, tuple(incarnations), self.text)

@@ -20,10 +20,10 @@ class Ballot(NamedTuple):
 
 
 class Vote(Record):
-    """A text that a try has written, and the lives of the stores that count for a majority from then on."""
+    """A text that a try has written, and the incarnations of the stores that count for a majority from then on."""
 
     ballot: Ballot
-    members: tuple[Ballot | None, ...]  # each store's life, in the order of the endpoints; `None`: not a member
+    members: tuple[Ballot | None, ...]  # each store's incarnation, in the order of the endpoints; `None`: not a member
     text: bytes
 
 
@@ -31,19 +31,19 @@ class Cell(Record):
     """The content of one store.
 
     Args:
-        life: the ballot of the try that included the store; a store that forgets everything begins a new life.
+        incarnation: the ballot of the try that included the store; one that forgets everything begins a new one.
         promised: the newest try that has locked this cell.
         vote: the newest vote written here.
     """
 
-    life: Ballot
+    incarnation: Ballot
     promised: Ballot
     vote: Vote | None = None
 
 
 def cell_to_bytes(cell: Cell, endpoints: Sequence[str]) -> bytes:
     vote = cell.vote
-    head = [endpoints, cell.life, cell.promised, vote and vote.ballot, vote and vote.members]
+    head = [endpoints, cell.incarnation, cell.promised, vote and vote.ballot, vote and vote.members]
     return MARK + json.dumps(head).encode() + b"\n" + (vote.text if vote else b"")
 
 
@@ -57,11 +57,11 @@ def cell_from_bytes(data: bytes) -> tuple[Cell, list[str]]:
     if not head.startswith(MARK):
         raise ValueError("an agent with another list of endpoints wrote it")
     try:
-        endpoints, life, promised, ballot, members = json.loads(head.removeprefix(MARK))
+        endpoints, incarnation, promised, ballot, members = json.loads(head.removeprefix(MARK))
         if not all(isinstance(each, str) for each in endpoints):
             raise ValueError("endpoints are not text")
         vote = ballot and Vote(_ballot(ballot), tuple(each and _ballot(each) for each in members), text)
-        return Cell(_ballot(life), _ballot(promised), vote), endpoints
+        return Cell(_ballot(incarnation), _ballot(promised), vote), endpoints
     except (TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
 

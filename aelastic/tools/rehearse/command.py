@@ -22,9 +22,9 @@ from aelastic.observe.ui.progress_line import ProgressLine
 from aelastic.tools.rehearse import habits
 from aelastic.tools.rehearse.cases import SHARE, CannotError, Rehearsals
 from aelastic.tools.rehearse.files import FOLDER, RESULT, Files
-from aelastic.tools.rehearse.judging import Judged
+from aelastic.tools.rehearse.judging import CaseVerdict
 from aelastic.tools.rehearse.noted import Habit
-from aelastic.tools.rehearse.play import Play, Script
+from aelastic.tools.rehearse.trial import Script, Trial
 
 EXIT_CANNOT = 3
 VERDICT_COLOURS = {"ok": Colour.GOOD, "FAIL": Colour.BAD}
@@ -54,8 +54,8 @@ def run_rehearsal(script: Script, wanted: Wanted) -> int:
 
 
 def _run(script: Script, wanted: Wanted, root: Path, apart: Path, progress: ProgressLine) -> int:
-    place = _Place(progress)
-    rehearsals = Rehearsals(script, Files(root, apart), wanted.metric, wanted.for_s, place.watch)
+    position = _Position(progress)
+    rehearsals = Rehearsals(script, Files(root, apart), wanted.metric, wanted.for_s, position.watch)
     if not any(wanted.only in name for name in rehearsals.cases):
         raise InputError(f"--only {wanted.only}: no case name contains it; there are: {', '.join(rehearsals.cases)}")
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -65,7 +65,7 @@ def _run(script: Script, wanted: Wanted, root: Path, apart: Path, progress: Prog
         root.mkdir(parents=True, exist_ok=True)
         _make(apart, wanted)
         (apart / RESULT).write_text("{}")
-        return _rehearse(rehearsals, wanted, apart, place)
+        return _rehearse(rehearsals, wanted, apart, position)
     except KeyboardInterrupt:
         progress.clear()
         say(f"interrupted; logs and saved files: {apart}", sys.stderr)
@@ -79,7 +79,7 @@ def _run(script: Script, wanted: Wanted, root: Path, apart: Path, progress: Prog
         return EXIT_CANNOT
 
 
-class _Place:
+class _Position:
     """Where a rehearsal is, for the progress line."""
 
     def __init__(self, line: ProgressLine) -> None:
@@ -89,8 +89,8 @@ class _Place:
         self._case = f"{number} of {of}: {name}"
         self.line.show(f"rehearse: {self._case}", at_once=True)
 
-    def watch(self, play: Play) -> None:
-        step, took_s = play.last(), time.monotonic() - play.began
+    def watch(self, trial: Trial) -> None:
+        step, took_s = trial.last(), time.monotonic() - trial.began
         at = f", step {step}" if step >= 0 else ""
         self.line.show(f"rehearse: {self._case}{at}, {took_s:.0f} s")
 
@@ -133,23 +133,23 @@ def _clear(apart: Path, wanted: Wanted) -> bool:
     return True
 
 
-def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, place: _Place) -> int:
-    found, to = list[Judged](), None if not wanted.is_json else io.StringIO()
+def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, position: _Position) -> int:
+    found, to = list[CaseVerdict](), None if not wanted.is_json else io.StringIO()
     paint = paint_for(to or sys.stdout)
     in_place = rehearsals.in_place
     names = ["undisturbed"]
     asked = [name for name in rehearsals.cases if wanted.only in name]
 
-    def tell(judged: Judged, verdict: str) -> None:
-        found.append(judged)
-        place.line.clear()
-        name, text = f"{names[len(found) - 1]:<31}", f"{verdict:<5}{judged.text}"
-        shown = paint(verdict, VERDICT_COLOURS.get(verdict))
-        say_painted(f"{len(found):2} {name} {shown}{printable(text.removeprefix(verdict))}", to)
+    def tell(verdict: CaseVerdict, word: str) -> None:
+        found.append(verdict)
+        position.line.clear()
+        name, text = f"{names[len(found) - 1]:<31}", f"{word:<5}{verdict.text}"
+        shown = paint(word, VERDICT_COLOURS.get(word))
+        say_painted(f"{len(found):2} {name} {shown}{printable(text.removeprefix(word))}", to)
 
     def end(code: str, text: str) -> int:
         where = None if code == "ok" and _clear(apart, wanted) else apart
-        each = [{"name": name, **judged._asdict()} for name, judged in zip(names, found, strict=False)]
+        each = [{"name": name, **verdict._asdict()} for name, verdict in zip(names, found, strict=False)]
         if where is not None and code != "cannot":
             text += f"\nlogs and saved files: {where}"
         broken = [{**habit._asdict(), "breaks": habits.breaks(habit)} for habit in in_place.habits]
@@ -159,15 +159,15 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, place: _Place
         said = json.dumps(result, indent=2)
         if where is not None:
             (where / RESULT).write_text(said)
-        place.line.clear()
+        position.line.clear()
         say(said if wanted.is_json else text)
         return EXIT_CODES[code]
 
     least = [name for name in asked if name not in in_place.cases] or asked
     say(_expected(1 + len(least)), to)
-    place.begin(1, 1 + len(least), names[0])
+    position.begin(1, 1 + len(least), names[0])
     try:
-        tell(Judged(True, rehearsals.first()), "")
+        tell(CaseVerdict(True, rehearsals.first()), "")
     except CannotError as error:
         return end("cannot", "\n".join([f"aelastic: {error}; logs: {apart}", *_against(in_place.habits)]))
     names += [name for name in asked if name in rehearsals.cases]
@@ -175,9 +175,9 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, place: _Place
     if in_place.why_not:
         say(f"   recovery in place is not rehearsed: {in_place.why_not}", to)
     try:
-        _run_cases(rehearsals, names, place, tell)
+        _run_cases(rehearsals, names, position, tell)
     finally:  # also if it is interrupted
-        place.line.clear()
+        position.line.clear()
         if len(found) > 1:
             say("\n".join(_table(dict(zip(names[1:], found[1:], strict=False)))), to)
     failed = [each for each in found if each.holds is False]
@@ -201,13 +201,13 @@ def _against(found: Collection[Habit]) -> list[str]:
 
 
 def _run_cases(
-    rehearsals: Rehearsals, names: Sequence[str], place: _Place, tell: Callable[[Judged, str], None]
+    rehearsals: Rehearsals, names: Sequence[str], position: _Position, tell: Callable[[CaseVerdict, str], None]
 ) -> None:
     """Runs all cases but the undisturbed run, which is the first of the names."""
     for number, name in enumerate(names[1:], 2):
-        place.begin(number, len(names), name)
-        judged = rehearsals.run(name)
-        tell(judged, "ok" if judged.holds else "skip" if judged.holds is None else "FAIL")
+        position.begin(number, len(names), name)
+        verdict = rehearsals.run(name)
+        tell(verdict, "ok" if verdict.holds else "skip" if verdict.holds is None else "FAIL")
 
 
 def _expected(runs: int) -> str:
@@ -216,7 +216,7 @@ def _expected(runs: int) -> str:
     return f"{runs} runs of the script, most of them in part: about {times} times its own time, plus a few seconds each"
 
 
-def _table(found: Mapping[str, Judged]) -> Iterator[str]:
+def _table(found: Mapping[str, CaseVerdict]) -> Iterator[str]:
     yield f"\n{'':<35}holds       from step  lost  back in  numbers  checkpoint"
     for name, each in found.items():
         holds = "not tested" if each.holds is None else "yes" if each.holds else "NO"

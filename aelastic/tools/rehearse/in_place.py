@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from aelastic.tools.rehearse.judging import SLACK_S, Judged
+from aelastic.tools.rehearse.judging import SLACK_S, CaseVerdict
 from aelastic.tools.rehearse.noted import Habit, Noted
-from aelastic.tools.rehearse.play import Play, Worker
+from aelastic.tools.rehearse.trial import Trial, Worker
 from aelastic.training.rehearsed import notes
 
 PREFIX = "in place: "
@@ -49,26 +49,26 @@ class InPlace:
     """The cases.
 
     Args:
-        play: begins a run, with recovery in place.
+        trial: begins a run, with recovery in place.
         ranks: of the job.
     """
 
-    def __init__(self, play: Callable[[], Play], ranks: int) -> None:
-        self._play = play
+    def __init__(self, trial: Callable[[], Trial], ranks: int) -> None:
+        self._trial = trial
         self._ranks = ranks
         self._usual = Usual(Noted(), False, 0.0)
         self.habits: dict[Habit, None] = {}  # in the order in which they were found
-        self.cases: dict[str, Callable[[], Judged]] = {
+        self.cases: dict[str, Callable[[], CaseVerdict]] = {
             f"{PREFIX}rank 0 killed": self._killed,
             f"{PREFIX}killed again at once": self._killed_again,
         }
         if ranks > 2:  # else no rank is left that has the state
             self.cases[f"{PREFIX}a second rank killed"] = self._two_killed
 
-    def take_usual(self, play: Play, *, is_whole: bool) -> None:
+    def take_usual(self, trial: Trial, *, is_whole: bool) -> None:
         """Takes the results of the undisturbed run."""
-        self._usual = Usual(play.noted, is_whole, time.monotonic() - play.began)
-        self._take_habits(play)
+        self._usual = Usual(trial.noted, is_whole, time.monotonic() - trial.began)
+        self._take_habits(trial)
 
     @property
     def why_not(self) -> str:
@@ -79,80 +79,80 @@ class InPlace:
 
     # The cases.
 
-    def _killed(self) -> Judged:
+    def _killed(self) -> CaseVerdict:
         """Kills rank 0, which DDP takes the weights from; the script then runs to its end."""
-        with self._play() as play:
-            if (cannot := self._reach(play)) is not None:
+        with self._trial() as trial:
+            if (cannot := self._reach(trial)) is not None:
                 return cannot
-            fault = _Fault(play)
+            fault = _Fault(trial)
             fault.kill(0)
-            return self._judge(play, fault, to_end=self._usual.is_whole)
+            return self._judge(trial, fault, to_end=self._usual.is_whole)
 
-    def _killed_again(self) -> Judged:
+    def _killed_again(self) -> CaseVerdict:
         """Kills the last rank, and its replacement as the next round begins."""
-        with self._play() as play:
-            if (cannot := self._reach(play)) is not None:
+        with self._trial() as trial:
+            if (cannot := self._reach(trial)) is not None:
                 return cannot
-            fault = _Fault(play)
+            fault = _Fault(trial)
             fault.kill(self._ranks - 1)
-            if play.wait(lambda: play.team[0].round > fault.round_of_agents, self._limit_s):
+            if trial.wait(lambda: trial.team[0].round > fault.round_of_agents, self._limit_s):
                 fault.kill(self._ranks - 1)
-            return self._judge(play, fault)
+            return self._judge(trial, fault)
 
-    def _two_killed(self) -> Judged:
+    def _two_killed(self) -> CaseVerdict:
         """Kills the last rank, and another one while the others leave the round."""
-        with self._play() as play:
-            if (cannot := self._reach(play)) is not None:
+        with self._trial() as trial:
+            if (cannot := self._reach(trial)) is not None:
                 return cannot
-            fault = _Fault(play)
+            fault = _Fault(trial)
             fault.kill(self._ranks - 1)
-            play.wait(lambda: any(each["event"] == "restarting" for each in play.recoveries), LEAVE_S)
+            trial.wait(lambda: any(each["event"] == "restarting" for each in trial.recoveries), LEAVE_S)
             fault.kill(1)
-            return self._judge(play, fault)
+            return self._judge(trial, fault)
 
-    def _reach(self, play: Play) -> Judged | None:
+    def _reach(self, trial: Trial) -> CaseVerdict | None:
         """Waits for the step of the fault; returns a judgement if the run does not reach it."""
         if not self._usual.noted.steps:
-            return Judged(None, "it commits no step")
+            return CaseVerdict(None, "it commits no step")
         goal = self._usual.fault_at
-        if play.wait(lambda: play.noted.newest() >= goal, self._limit_s) and play.is_on:
+        if trial.wait(lambda: trial.noted.newest() >= goal, self._limit_s) and trial.is_on:
             return None
-        if play.agents[0].poll() == 0:
-            return Judged(None, "it finished before that")
-        return Judged(False, f"the run did not reach step {goal}: {play.why_it_stands()}")
+        if trial.agents[0].poll() == 0:
+            return CaseVerdict(None, "it finished before that")
+        return CaseVerdict(False, f"the run did not reach step {goal}: {trial.why_it_stands()}")
 
     @property
     def _limit_s(self) -> float:
         return 3 * self._usual.took_s + SLACK_S
 
-    # How the script is judged.
+    # How the script is verdict.
 
-    def _judge(self, play: Play, fault: _Fault, *, to_end: bool = False) -> Judged:
-        usual, noted = self._usual, play.noted
+    def _judge(self, trial: Trial, fault: _Fault, *, to_end: bool = False) -> CaseVerdict:
+        usual, noted = self._usual, trial.noted
         goal = usual.nth_after(max(fault.step, noted.newest()), AFTER_NOTES)
         if to_end:
-            play.wait_end(self._limit_s)
-        is_there = play.wait(lambda: noted.newest(fault.round) >= goal, self._limit_s)
-        self._take_habits(play)
+            trial.wait_end(self._limit_s)
+        is_there = trial.wait(lambda: noted.newest(fault.round) >= goal, self._limit_s)
+        self._take_habits(trial)
         if noted.round <= fault.round:
-            return self._not_resumed(play)
+            return self._not_resumed(trial)
         resumed_at = max(each.step for each in noted.shared[noted.round].values())
         lost = max(0, fault.step - resumed_at)
         back_s = max(each.at for each in noted.shared[noted.round].values()) - fault.at
-        seen = Judged(True, "", lost=lost, resumed_at=resumed_at, back_s=round(back_s, 3))
-        if (broken := self._broken(seen, play, fault)) is not None:
+        seen = CaseVerdict(True, "", lost=lost, resumed_at=resumed_at, back_s=round(back_s, 3))
+        if (broken := self._broken(seen, trial, fault)) is not None:
             return broken
-        if not is_there or (to_end and play.agents[0].poll() != 0):
+        if not is_there or (to_end and trial.agents[0].poll() != 0):
             where = f"reached step {noted.newest(fault.round)} of {goal}"
-            return seen._replace(holds=False, text=f"recovered in place and {where}: {play.why_it_stands()}")
-        return self._compared(seen, play, fault)
+            return seen._replace(holds=False, text=f"recovered in place and {where}: {trial.why_it_stands()}")
+        return self._compared(seen, trial, fault)
 
-    def _not_resumed(self, play: Play) -> Judged:
-        if play.agents[0].poll() == 0:
-            return Judged(None, "it finished before that")
-        return Judged(False, f"it did not continue: {play.why_it_stands()}")
+    def _not_resumed(self, trial: Trial) -> CaseVerdict:
+        if trial.agents[0].poll() == 0:
+            return CaseVerdict(None, "it finished before that")
+        return CaseVerdict(False, f"it did not continue: {trial.why_it_stands()}")
 
-    def _broken(self, seen: Judged, play: Play, fault: _Fault) -> Judged | None:
+    def _broken(self, seen: CaseVerdict, trial: Trial, fault: _Fault) -> CaseVerdict | None:
         """Returns what happened instead, if not all survivors have continued with their state."""
         start = f"resumed at {seen.resumed_at} ({seen.lost} lost)"
         lost = fault.survivors_lost()
@@ -160,8 +160,8 @@ class InPlace:
         words = "; ".join(f"rank {rank} {NOT_IN_TIME if end is None else end}" for rank, end in ends.items())
         advice = LATE if None in ends.values() else ""
         if len(lost) == len(fault.survivors):
-            reasons = [each["reason"] for each in play.recoveries if each["event"] == "not_recovered"]
-            why = words or (reasons or [play.cause])[-1]
+            reasons = [each["reason"] for each in trial.recoveries if each["event"] == "not_recovered"]
+            why = words or (reasons or [trial.cause])[-1]
             return seen._replace(holds=False, text=f"restarted instead, {start}: {why}", advice=advice)
         if lost:
             text = f"not all survivors kept their processes, {start}: {words}"
@@ -171,11 +171,11 @@ class InPlace:
             return seen._replace(holds=False, text=text, checkpoint="whole" if seen.resumed_at else "")
         return None
 
-    def _compared(self, seen: Judged, play: Play, fault: _Fault) -> Judged:
-        kept, size = len(fault.survivors), len(play.team)
+    def _compared(self, seen: CaseVerdict, trial: Trial, fault: _Fault) -> CaseVerdict:
+        kept, size = len(fault.survivors), len(trial.team)
         took_ms = 1000 * fault.took_s()
         how = f"recovered in {took_ms:.0f} ms, {kept} of {size} processes kept, {seen.lost} lost"
-        noted, usual = play.noted, self._usual.noted
+        noted, usual = trial.noted, self._usual.noted
         last = math.inf
         if size > SAME_ORDER_RANKS:
             last = self._usual.nth_after(seen.resumed_at or 0, AFTER_NOTES)
@@ -191,34 +191,34 @@ class InPlace:
         self.habits[Habit(notes.RANDOM, "", ", ".join(generators))] = None
         return seen._replace(holds=False, text=f"{how}; the parameters of step {wrong} differ", numbers="other")
 
-    def _take_habits(self, play: Play) -> None:
-        self.habits.update(play.noted.habits)
+    def _take_habits(self, trial: Trial) -> None:
+        self.habits.update(trial.noted.habits)
 
 
 class _Fault:
     """Ranks of a run that are killed, and what happens to the others."""
 
-    def __init__(self, play: Play) -> None:
-        self._play = play
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
         self.at = time.monotonic()
-        self.step = play.committed()
-        self.round = play.noted.round  # as workers count them
-        self.round_of_agents = play.team[0].round
-        self.survivors: list[Worker] = [*play.team]
+        self.step = trial.committed()
+        self.round = trial.noted.round  # as workers count them
+        self.round_of_agents = trial.team[0].round
+        self.survivors: list[Worker] = [*trial.team]
 
     def kill(self, rank: int) -> None:
         self.survivors = [each for each in self.survivors if each.rank != rank]
-        self._play.kill(rank)
+        self._trial.kill(rank)
 
     def survivors_lost(self) -> list[Worker]:
         """Returns survivors whose processes are not in the last round."""
-        kept = {each.pid for each in self._play.team}
+        kept = {each.pid for each in self._trial.team}
         return [each for each in self.survivors if each.pid not in kept]
 
     def ends_of_survivors(self) -> dict[int, str | None]:
         """Returns by rank how survivors ended before the recovery was given up, if it was; None: they were stopped."""
         ranks, ends = {each.rank for each in self.survivors}, dict[int, str | None]()
-        for each in self._play.recoveries:
+        for each in self._trial.recoveries:
             if each["event"] == "not_recovered":
                 break
             if each["event"] == "worker_ended" and each["rank"] in ranks - ends.keys():
@@ -231,7 +231,7 @@ class _Fault:
 
     def recovered(self) -> list[dict[str, Any]]:
         """Returns the agents' records of the recovery, `recovered`."""
-        return [each for each in self._play.recoveries if each["event"] == "recovered"]
+        return [each for each in self._trial.recoveries if each["event"] == "recovered"]
 
     def took_s(self) -> float:
         """Returns the time from a worker's end until all ranks had the state; summed if there were several rounds."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from aelastic.tools.rehearse.files import overwritten
-from aelastic.tools.rehearse.play import Play
+from aelastic.tools.rehearse.trial import Trial
 
 # Steps that are watched after a fault, and the time that they may take in addition to that of the undisturbed run.
 AFTER, SLACK_S = 5, 60.0
@@ -17,7 +17,7 @@ RESUME = "save every N steps, load the newest checkpoint when the script starts,
 STATE = "save and load the whole state: optimizer, schedule, random numbers, position in the data"
 
 
-class Judged(NamedTuple):
+class CaseVerdict(NamedTuple):
     """The result of one case: whether it holds, what was seen, and what to change."""
 
     holds: bool | None  # `None`: it was not tested
@@ -72,60 +72,62 @@ class Undisturbed(NamedTuple):
         return later[0][0] if later else begin + 2 * (end > begin + 3)
 
     def judge(
-        self, play: Play, after: int, *, before: Play | None = None, to_end: bool = False, same_size: bool = True,
+        self, trial: Trial, after: int, *, before: Trial | None = None, to_end: bool = False, same_size: bool = True,
         spare: int = 1,
-    ) -> Judged:  # fmt: skip
+    ) -> CaseVerdict:  # fmt: skip
         """Judges how a run continues after a fault.
 
         Args:
-            play: the run that continues.
+            trial: the run that continues.
             after: with workers of a later round than this.
             before: the run that had the fault, if it is another.
             to_end: watch it until it ends.
             same_size: it has as many workers as the undisturbed run.
             spare: how many checkpoints may have been half written.
         """
-        old, began = before or play, time.monotonic()
+        old, began = before or trial, time.monotonic()
         reached, least, stamps = old.last(), old.least() + self.stride - 1, dict(old.stamps)
-        play.wait(lambda: play.round > after, self.until(max(reached, self.first)))
-        reached = max(play.last(most=after) if before is None else reached, self.first - 1)
-        goal = self._goal(play, after, reached, to_end=to_end, same_size=same_size)
-        if isinstance(goal, Judged):
+        trial.wait(lambda: trial.round > after, self.until(max(reached, self.first)))
+        reached = max(trial.last(most=after) if before is None else reached, self.first - 1)
+        goal = self._goal(trial, after, reached, to_end=to_end, same_size=same_size)
+        if isinstance(goal, CaseVerdict):
             return goal
-        first, newest = play.first[min(each for each in play.first if each > after)], play.last(after + 1)
-        seen = Judged(
+        first, newest = trial.first[min(each for each in trial.first if each > after)], trial.last(after + 1)
+        seen = CaseVerdict(
             True, "", lost=reached + 1 - first.number, resumed_at=first.number,
             back_s=round(max(0.0, first.at - began), 3),
         )  # fmt: skip
-        if (unfit := self._has_forgotten(seen, reached, least, overwritten(stamps, play.stamps), spare)) is not None:
+        if (unfit := self._has_forgotten(seen, reached, least, overwritten(stamps, trial.stamps), spare)) is not None:
             return unfit
-        if newest + self.stride <= goal and (same_size or play.agents[0].poll() != 0):
-            return Judged(
-                False, f"resumed at step {first.number} and reached step {newest} of {goal}: {play.why_it_stands()}"
+        if newest + self.stride <= goal and (same_size or trial.agents[0].poll() != 0):
+            return CaseVerdict(
+                False, f"resumed at step {first.number} and reached step {newest} of {goal}: {trial.why_it_stands()}"
             )
-        return self._compared(seen, play, reached, old.metrics(min(old.first, default=0)) if same_size else None)
+        return self._compared(seen, trial, reached, old.metrics(min(old.first, default=0)) if same_size else None)
 
-    def _goal(self, play: Play, after: int, reached: int, *, to_end: bool, same_size: bool) -> int | Judged:
+    def _goal(self, trial: Trial, after: int, reached: int, *, to_end: bool, same_size: bool) -> int | CaseVerdict:
         """Waits until a run has come as far as it is watched; returns the step, or a judgement that is clear before."""
-        if play.round <= after:
-            if play.agents[0].poll() == 0:
-                return Judged(None, "it finished before that")
-            return Judged(False, f"it did not resume: {play.why_it_stands()}")
+        if trial.round <= after:
+            if trial.agents[0].poll() == 0:
+                return CaseVerdict(None, "it finished before that")
+            return CaseVerdict(False, f"it did not resume: {trial.why_it_stands()}")
         goal = min(max(reached, self.first) + AFTER, self.last)
         # Calls are counted from the end, and so are metrics if the script prints no steps.
-        by_calls = play.script.step is None and (not play.commits or bool(self.metrics))
+        by_calls = trial.script.step is None and (not trial.commits or bool(self.metrics))
         if (to_end and self.is_whole) or (by_calls and reached >= self.first):  # then calls are counted from the end
             goal = self.last
-            if play.wait_end(self.until(goal)) != 0:
-                return Judged(False, f"it resumed but did not finish: {play.why_it_stands()}")
-            if by_calls and not play.commits and not same_size and play.last(after + 1) != self.last - self.first:
-                return Judged(True, "it finished")  # how many calls are left is not known
+            if trial.wait_end(self.until(goal)) != 0:
+                return CaseVerdict(False, f"it resumed but did not finish: {trial.why_it_stands()}")
+            if by_calls and not trial.commits and not same_size and trial.last(after + 1) != self.last - self.first:
+                return CaseVerdict(True, "it finished")  # how many calls are left is not known
             if by_calls:
-                play.align(goal, len(self.metrics))
-        play.wait(lambda: play.last(after + 1) >= goal, self.until(goal))
+                trial.align(goal, len(self.metrics))
+        trial.wait(lambda: trial.last(after + 1) >= goal, self.until(goal))
         return goal
 
-    def _has_forgotten(self, seen: Judged, reached: int, least: int, over: list[str], spare: int) -> Judged | None:
+    def _has_forgotten(
+        self, seen: CaseVerdict, reached: int, least: int, over: list[str], spare: int
+    ) -> CaseVerdict | None:
         """Judges where a script resumes; `None` if that is right.  One that has not saved yet may start over.
 
         Args:
@@ -155,12 +157,12 @@ class Undisturbed(NamedTuple):
             return seen._replace(holds=False, text=text, advice=RESUME)
         return None
 
-    def _compared(self, seen: Judged, play: Play, reached: int, earlier: dict[int, float] | None) -> Judged:
+    def _compared(self, seen: CaseVerdict, trial: Trial, reached: int, earlier: dict[int, float] | None) -> CaseVerdict:
         """Returns whether the numbers of a run that resumed properly are those of the undisturbed one.
 
         Args:
             seen: the result so far.
-            play: the run that resumed.
+            trial: the run that resumed.
             reached: the last step before the fault.
             earlier: its numbers before the fault; `None`: there is nothing to compare.
         """
@@ -168,7 +170,7 @@ class Undisturbed(NamedTuple):
         seen = seen._replace(checkpoint="whole" if is_resumed else "")
         how = f"resumed at {seen.resumed_at} ({seen.lost} lost)" if is_resumed else f"started over ({seen.lost} lost)"
         how = how if had_begun or is_resumed else "began"
-        told = {} if earlier is None else play.metrics(play.round)
+        told = {} if earlier is None else trial.metrics(trial.round)
         told = dict(sorted(told.items())[1:])  # the first may be a mean of the last steps, which begins again
         wrong = next(self._differences(told), "")
         # If numbers also differ before the fault, the script is not deterministic.
@@ -177,7 +179,7 @@ class Undisturbed(NamedTuple):
             return seen._replace(holds=False, text=f"{how}; {wrong}", advice=STATE, numbers="other")
         is_same = told.keys() & self.metrics.keys() and not wrong
         numbers = (
-            f", numbers to step {play.last()} the same" if is_same else ", the numbers differ in each run" * is_random
+            f", numbers to step {trial.last()} the same" if is_same else ", the numbers differ in each run" * is_random
         )
         text = f"{how}, back in {seen.back_s:.2g} s{numbers}"
         return seen._replace(text=text, numbers="same" if is_same else "")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from aelastic.tools.timeline.model import Life, NodeStory
+from aelastic.tools.timeline.model import Incarnation, NodeStory
 from aelastic.tools.timeline.text import duration
 
 BLOCKS_MAX = 20_000  # that are drawn; a browser draws as many within half a second
@@ -51,66 +51,70 @@ def _open_words(node: NodeStory) -> str:
 
 
 def worker_boxes(node: NodeStory, *, is_collapsed: bool) -> list[list[Box]]:
-    lives = sorted(node.lives, key=lambda life: life.start)
+    incarnations = sorted(node.incarnations, key=lambda process: process.start)
     if is_collapsed:
-        generations: dict[int, list[Life]] = {}
-        for life in lives:
-            generations.setdefault(life.generation, []).append(life)
+        generations: dict[int, list[Incarnation]] = {}
+        for process in incarnations:
+            generations.setdefault(process.generation, []).append(process)
         return [[_generation_box(node, same) for same in generations.values()]]
     lines: list[list[Box]] = [[] for _ in range(node.workers)]
-    for life in lives:
-        if life.local_rank < node.workers:
-            lines[life.local_rank].append(_life_box(node, life))
-            if life.kind and life.is_up_at is not None:
-                lines[life.local_rank].append(_start_box(life, life.is_up_at))
+    for process in incarnations:
+        if process.local_rank < node.workers:
+            lines[process.local_rank].append(_process_box(node, process))
+            if process.kind and process.is_up_at is not None:
+                lines[process.local_rank].append(_start_box(process, process.is_up_at))
     return lines
 
 
-def _start_box(life: Life, until: float) -> Box:
-    text = f"rank {life.rank} · generation {life.generation} · {life.kind} start"
-    for what, at in (("first output", life.output_at), ("process group", life.group_at)):
-        text += "" if at is None else f"\n{what} {duration(max(0.0, at - life.start))} after all workers were started"
-    return Box(life.start, max(life.start, until), f"start {life.kind}", text)
+def _start_box(process: Incarnation, until: float) -> Box:
+    text = f"rank {process.rank} · generation {process.generation} · {process.kind} start"
+    for what, at in (("first output", process.output_at), ("process group", process.group_at)):
+        text += (
+            "" if at is None else f"\n{what} {duration(max(0.0, at - process.start))} after all workers were started"
+        )
+    return Box(process.start, max(process.start, until), f"start {process.kind}", text)
 
 
-def _life_box(node: NodeStory, life: Life) -> Box:
-    words = "running" if life.outcome == "open" else life.outcome
-    replacement = ", replacement" * life.is_replacement
+def _process_box(node: NodeStory, process: Incarnation) -> Box:
+    words = "running" if process.outcome == "open" else process.outcome
+    replacement = ", replacement" * process.is_replacement
     text = (
-        f"rank {life.rank} · generation {life.generation}{replacement} · {words}\n"
-        f"{node.name}, local rank {life.local_rank}, "
-        f"pid {life.pid}, round {life.round}\n{duration(life.start)} + {duration(life.end - life.start)}"
+        f"rank {process.rank} · generation {process.generation}{replacement} · {words}\n"
+        f"{node.name}, local rank {process.local_rank}, "
+        f"pid {process.pid}, round {process.round}\n{duration(process.start)} + {duration(process.end - process.start)}"
     )
-    text += f"\n{life.progress}" if life.progress else ""
-    if life.headline:
-        code = "" if life.exitcode is None else f" (exit code {life.exitcode})"
-        text += f"\n{life.headline}{code}"
-        if life.known_at > life.end:
-            text += f"\nknown {duration(life.known_at - life.end)} later"
-    end, known = life.end, None
-    if life.outcome == "open":
+    text += f"\n{process.progress}" if process.progress else ""
+    if process.headline:
+        code = "" if process.exitcode is None else f" (exit code {process.exitcode})"
+        text += f"\n{process.headline}{code}"
+        if process.known_at > process.end:
+            text += f"\nknown {duration(process.known_at - process.end)} later"
+    end, known = process.end, None
+    if process.outcome == "open":
         text += f"\n{_open_words(node)}"
-        end, known = max(life.end, node.gone_by), life.end
-    rank = f"rank {life.rank} · " if len(node.ranks_of(life.local_rank)) > 1 else ""
-    data = {"generation": life.generation, "rank": life.rank}
-    label = "replacement" if life.is_replacement else f"generation {life.generation}"
-    return Box(life.start, end, f"life {life.outcome}", text, f"{rank}{label}", data, known)
+        end, known = max(process.end, node.gone_by), process.end
+    rank = f"rank {process.rank} · " if len(node.ranks_of(process.local_rank)) > 1 else ""
+    data = {"generation": process.generation, "rank": process.rank}
+    label = "replacement" if process.is_replacement else f"generation {process.generation}"
+    return Box(process.start, end, f"life {process.outcome}", text, f"{rank}{label}", data, known)
 
 
-def _generation_box(node: NodeStory, lives: Sequence[Life]) -> Box:
+def _generation_box(node: NodeStory, incarnations: Sequence[Incarnation]) -> Box:
     """Returns one box for all workers of a node, of one generation."""
-    worst = min((life.outcome for life in lives), key=_WORST_FIRST.index)
-    start, end = min(life.start for life in lives), max(life.end for life in lives)
-    ranks = f"ranks {min(life.rank for life in lives)} to {max(life.rank for life in lives)}"
-    text = f"{node.name} · {ranks} · generation {lives[0].generation}\n{duration(start)} + {duration(end - start)}"
+    worst = min((process.outcome for process in incarnations), key=_WORST_FIRST.index)
+    start, end = min(process.start for process in incarnations), max(process.end for process in incarnations)
+    ranks = f"ranks {min(process.rank for process in incarnations)} to {max(process.rank for process in incarnations)}"
+    text = (
+        f"{node.name} · {ranks} · generation {incarnations[0].generation}\n{duration(start)} + {duration(end - start)}"
+    )
     for outcome in _WORST_FIRST:
-        if count := sum(life.outcome == outcome for life in lives):
+        if count := sum(process.outcome == outcome for process in incarnations):
             text += f"\n{count} {'running' if outcome == 'open' else outcome}"
-    text += "".join(f"\nrank {life.rank}: {life.headline}" for life in lives[:8] if life.headline)
+    text += "".join(f"\nrank {process.rank}: {process.headline}" for process in incarnations[:8] if process.headline)
     known = end if worst == "open" else None
     end = max(end, node.gone_by) if worst == "open" else end
-    data = {"generation": lives[0].generation}
-    return Box(start, end, f"life {worst}", text, f"generation {lives[0].generation}", data, known)
+    data = {"generation": incarnations[0].generation}
+    return Box(start, end, f"life {worst}", text, f"generation {incarnations[0].generation}", data, known)
 
 
 Lines: TypeAlias = tuple[list[Box], list[list[Box]]]

@@ -102,9 +102,11 @@ def _rank(node: NodeStory, local_rank: int) -> str:
 
 def _marks(node: NodeStory) -> list[Mark]:
     failures = [
-        Mark(life.end, "failure", f"rank {life.rank} failed on {node.name}: {life.headline}", life.local_rank)
-        for life in node.lives
-        if life.outcome == "failed"
+        Mark(
+            process.end, "failure", f"rank {process.rank} failed on {node.name}: {process.headline}", process.local_rank
+        )
+        for process in node.incarnations
+        if process.outcome == "failed"
     ]
     return [*node.marks, *failures]
 

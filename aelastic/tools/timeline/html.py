@@ -34,7 +34,7 @@ def page(story: Story) -> str:
     title = f"{_name(story)}: timeline"
     # In a script element that holds no script, `<` alone could end it.
     data = json.dumps(chart.data, separators=(",", ":")).replace("<", "\\u003c")
-    known = {life.kind for node in story.nodes for life in node.lives if life.is_up_at is not None}
+    known = {each.kind for node in story.nodes for each in node.incarnations if each.is_up_at is not None}
     kinds = "".join(f'<span><i class="dot {kind}"></i>{kind}</span>' for kind in ("warm", "cold") if kind in known)
     starts = f'<div class="legend"><em>Start until the first output</em>{kinds}</div>' if kinds else ""
     signs = "".join(f"<span><b>{sign}</b>{words}</span>" for sign, words in chart.marks)

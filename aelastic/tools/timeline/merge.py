@@ -128,10 +128,10 @@ def _failures(nodes: Sequence[NodeStory]) -> dict[int, list[tuple[float, str]]]:
     """Returns by round when workers failed, which, and why."""
     failures: dict[int, list[tuple[float, str]]] = {}
     for node in nodes:
-        for life in node.lives:
-            if life.outcome == "failed":
-                words = f"rank {life.rank} on {node.name}: {life.headline}"
-                failures.setdefault(life.last_round, []).append((life.end, words))
+        for process in node.incarnations:
+            if process.outcome == "failed":
+                words = f"rank {process.rank} on {node.name}: {process.headline}"
+                failures.setdefault(process.last_round, []).append((process.end, words))
         for mark in node.marks:
             if mark.kind == "failure":
                 failures.setdefault(mark.round, []).append((mark.at, f"{mark.text} (on {node.name})"))
@@ -158,9 +158,9 @@ def _cut(node: NodeStory, start: float, end: float, *, was_there: bool) -> tuple
 
 def _start_of(node: NodeStory, number: int | None, since: float) -> tuple[str, float | None]:
     """Returns how a node's workers of a round were started, and how long it took until one had written something."""
-    lives = [life for life in node.lives if life.round == number]
-    outputs = [life.output_at for life in lives if life.output_at is not None]
-    kinds = sorted({life.kind for life in lives if life.kind}, reverse=True)
+    incarnations = [process for process in node.incarnations if process.round == number]
+    outputs = [process.output_at for process in incarnations if process.output_at is not None]
+    kinds = sorted({process.kind for process in incarnations if process.kind}, reverse=True)
     return " and ".join(kinds), max(0.0, min(outputs) - since) if outputs else None
 
 
@@ -179,8 +179,8 @@ def _notes_on(logs: Sequence[Log], nodes: Sequence[NodeStory]) -> list[str]:
     if damaged:
         where = ", ".join(log.source for log in logs if log.damaged)
         notes.append(f"{counted(damaged, 'damaged line')} left out ({where}).")
-    if odd := sum(node.odd for node in nodes):
-        notes.append(f"{counted(odd, 'record')} with missing fields left out.")
+    if incomplete := sum(node.incomplete for node in nodes):
+        notes.append(f"{counted(incomplete, 'record')} with missing fields left out.")
     if lost := sum(node.lost for node in nodes):
         notes.append(f"{counted(lost, 'record')} could not be written when they happened.")
     for node in nodes:

@@ -5,7 +5,7 @@ the `Story` of all of them.
 
 - An agent's row is cut into phases without gaps.  `detect` is the end of the workers' `run`: from the moment when the
   first of them was gone until the agent knew why.
-- A worker's row holds its lives, one for each generation.
+- A worker's row holds its incarnations, one for each generation.
 - A log without an end is shown as far as it goes; its last phase is open.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-Outcome: TypeAlias = Literal["succeeded", "failed", "stopped", "open"]
+WorkerOutcome: TypeAlias = Literal["succeeded", "failed", "stopped", "open"]
 # How a log ends: with the run; in the middle, and its agent is alive; in the middle, and it is dead; or unknown.
 Closing: TypeAlias = Literal["ended", "running", "cut off", "unknown"]
 CLOSING_WORDS: dict[Closing, str] = {
@@ -42,7 +42,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Incarnation:
     """One process of a worker, from its start to its end."""
 
     generation: int
@@ -52,7 +52,7 @@ class Life:
     pid: str
     start: float
     end: float
-    outcome: Outcome = "open"
+    outcome: WorkerOutcome = "open"
     headline: str = ""  # why it failed
     exitcode: int | None = None  # of a failure
     known_at: float = 0.0  # when the agent learned of its end
@@ -119,13 +119,13 @@ class NodeStory:
     workers: int = 0
     group_rank: int = NO_RANK  # when it first had one
     blocks: list[Block] = field(default_factory=list[Block])
-    lives: list[Life] = field(default_factory=list[Life])
+    incarnations: list[Incarnation] = field(default_factory=list[Incarnation])
     marks: list[Mark] = field(default_factory=list[Mark])
     formed: dict[int, float] = field(default_factory=dict[int, float])  # by round
     started: dict[int, float] = field(default_factory=dict[int, float])  # by round: all its workers run
     told: dict[int, Told] = field(default_factory=dict[int, Told])  # by the round that was over
     recovered: dict[int, Recovery] = field(default_factory=dict[int, Recovery])  # by the round that continues in place
-    odd: int = 0  # entries with missing fields
+    incomplete: int = 0  # entries with missing fields
     lost: int = 0  # records that the agent could not write
 
     def lose(self, records: int) -> None:
@@ -134,7 +134,7 @@ class NodeStory:
 
     def ranks_of(self, local_rank: int) -> tuple[int, ...]:
         """Returns the global ranks that one of its workers had, in order, without repetition."""
-        return tuple(dict.fromkeys(life.rank for life in self.lives if life.local_rank == local_rank))
+        return tuple(dict.fromkeys(process.rank for process in self.incarnations if process.local_rank == local_rank))
 
 
 @dataclass(frozen=True, slots=True)

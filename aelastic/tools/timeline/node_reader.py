@@ -6,7 +6,17 @@ from dataclasses import replace
 from typing import cast, get_args
 
 from aelastic.observe.run_events import NAME_OF
-from aelastic.tools.timeline.model import NO_RANK, Block, Life, Mark, MarkKind, NodeStory, Outcome, Recovery, Told
+from aelastic.tools.timeline.model import (
+    NO_RANK,
+    Block,
+    Incarnation,
+    Mark,
+    MarkKind,
+    NodeStory,
+    Recovery,
+    Told,
+    WorkerOutcome,
+)
 from aelastic.tools.timeline.reader import Entry, Log, recovered_in
 from aelastic.tools.timeline.text import counted
 
@@ -39,7 +49,7 @@ class NodeReader:
         self._node = NodeStory(log.host or "?", log.pid, begins, ends=begins)
         self._phase: str | None = None  # the current one
         self._detect_since: float | None = None  # when a worker was gone; the others ran on until the agent knew
-        self._alive: dict[int, Life] = {}
+        self._alive: dict[int, Incarnation] = {}
         self._progress: dict[tuple[int, int], str] = {}  # by generation and local rank
 
     def read(self) -> NodeStory:
@@ -51,14 +61,17 @@ class NodeReader:
             try:
                 self._take(entry, at)
             except (ValueError, TypeError, KeyError):
-                node.odd += 1  # left out; the rest is shown
+                node.incomplete += 1  # left out; the rest is shown
         if not log.is_ended:
             node.closing = "cut off" if log.is_dead else "unknown"
             if log.alive_at is not None:
                 node.closing, node.ends = "running", max(node.ends, log.alive_at - self._zero)
             self._leave_open()
         said = self._progress
-        node.lives = [replace(life, progress=said.get((life.generation, life.local_rank), "")) for life in node.lives]
+        node.incarnations = [
+            replace(process, progress=said.get((process.generation, process.local_rank), ""))
+            for process in node.incarnations
+        ]
         return node
 
     def _take(self, entry: Entry, at: float) -> None:
@@ -123,13 +136,13 @@ class NodeReader:
         self._node.marks.append(Mark(at, kind, text, local_rank, entry.fields.get("round") or 0))
 
     def _on_phase(self, name: str, duration_s: float, entry: Entry, at: float) -> None:
-        blocks, lives = self._node.blocks, self._node.lives
+        blocks, incarnations = self._node.blocks, self._node.incarnations
         if name == "detect":
             gone_at = max(at - duration_s, 0.0)
             self._detect_since = min(gone_at, self._detect_since or gone_at)
-            for place in reversed(range(len(lives))):
-                if lives[place].local_rank == entry.number("local_rank"):
-                    lives[place] = replace(lives[place], end=max(gone_at, lives[place].start))
+            for place in reversed(range(len(incarnations))):
+                if incarnations[place].local_rank == entry.number("local_rank"):
+                    incarnations[place] = replace(incarnations[place], end=max(gone_at, incarnations[place].start))
                     break
             return
         start = at - duration_s
@@ -151,47 +164,51 @@ class NodeReader:
                 continue  # it continues in place
             generation = entry.number("generation")
             is_replacement = any(
-                (life.generation, life.local_rank) == (generation, local_rank) for life in self._node.lives
+                (process.generation, process.local_rank) == (generation, local_rank)
+                for process in self._node.incarnations
             )
-            self._alive[local_rank] = Life(
+            self._alive[local_rank] = Incarnation(
                 generation, entry.number("round"), local_rank, rank, str(worker.get("id")), at, at,
                 kind=_kind_of(worker.get("kind")), is_replacement=is_replacement,
             )  # fmt: skip
 
     def _on_reached(self, entry: Entry) -> None:
         local_rank, formed_at = entry.number("local_rank"), self._node.formed[entry.number("round")]
-        life, reached_at = self._alive[local_rank], formed_at + entry.seconds("duration_s")
+        process, reached_at = self._alive[local_rank], formed_at + entry.seconds("duration_s")
         match entry.text("phase"):
             case "output":
-                self._alive[local_rank] = replace(life, output_at=reached_at)
+                self._alive[local_rank] = replace(process, output_at=reached_at)
             case "process_group":
-                self._alive[local_rank] = replace(life, group_at=reached_at)
+                self._alive[local_rank] = replace(process, group_at=reached_at)
             case _:
                 pass  # of a newer aelastic
 
     def _on_ended(self, entry: Entry, at: float) -> None:
         local_rank, outcome = entry.number("local_rank"), entry.text("outcome")
-        if outcome not in get_args(Outcome):
+        if outcome not in get_args(WorkerOutcome):
             raise ValueError(outcome)
         # A worker may be gone before all of its node are started.
         generation, number = entry.number("generation"), entry.number("round")
-        unseen = Life(generation, number, local_rank, entry.number("rank"), "", self._node.formed.get(number, at), at)
-        life = self._alive.pop(local_rank, unseen)
+        unseen = Incarnation(
+            generation, number, local_rank, entry.number("rank"), "", self._node.formed.get(number, at), at
+        )
+        process = self._alive.pop(local_rank, unseen)
         failure = entry.fields.get("failure")
         headline, exitcode = "", None
         if isinstance(failure, dict):
             message = str(failure.get("message") or "").strip()
             headline, exitcode = message.partition("\n")[0].strip() or "failed", failure.get("exitcode")
-        self._node.lives.append(
+        self._node.incarnations.append(
             replace(
-                life, end=at, known_at=at, outcome=cast("Outcome", outcome), headline=headline, last_round=number,
+                process, end=at, known_at=at, outcome=cast("WorkerOutcome", outcome), headline=headline,
+                last_round=number,
                 exitcode=exitcode if isinstance(exitcode, int) else None,
             )
         )  # fmt: skip
 
     def _leave_open(self) -> None:
         node = self._node
-        node.lives += [replace(life, end=node.ends) for _, life in sorted(self._alive.items())]
+        node.incarnations += [replace(process, end=node.ends) for _, process in sorted(self._alive.items())]
         if self._phase is not None:
             start = node.blocks[-1].end if node.blocks else node.begins
             node.blocks.append(Block(self._phase, start, max(start, node.ends), is_open=True))

@@ -58,18 +58,20 @@ def _node(node: NodeStory, pid: int) -> Iterator[Json]:
         yield _name("thread_name", pid, local_rank + 1, name)
     for block in node.blocks:
         yield _complete(block.name, "phase", pid, _AGENT, (block.start, block.end), {"is_open": block.is_open})
-    for life in node.lives:
+    for process in node.incarnations:
         args = {
-            "rank": life.rank, "round": life.round, "pid": life.pid, "outcome": life.outcome,
-            "exitcode": life.exitcode, "failure": printable(life.headline),
+            "rank": process.rank, "round": process.round, "pid": process.pid, "outcome": process.outcome,
+            "exitcode": process.exitcode, "failure": printable(process.headline),
         }  # fmt: skip
-        name = f"generation {life.generation}: {'running' if life.outcome == 'open' else life.outcome}"
-        yield _complete(name, life.outcome, pid, life.local_rank + 1, (life.start, life.end), args)
-        if life.kind and life.is_up_at is not None:
-            span = life.start, max(life.start, life.is_up_at)
-            yield _complete(f"{life.kind} start", "start", pid, life.local_rank + 1, span, {})
-        if life.outcome == "failed":
-            yield _instant(f"rank {life.rank} failed: {life.headline}", "failure", pid, life.local_rank + 1, life.end)
+        name = f"generation {process.generation}: {'running' if process.outcome == 'open' else process.outcome}"
+        yield _complete(name, process.outcome, pid, process.local_rank + 1, (process.start, process.end), args)
+        if process.kind and process.is_up_at is not None:
+            span = process.start, max(process.start, process.is_up_at)
+            yield _complete(f"{process.kind} start", "start", pid, process.local_rank + 1, span, {})
+        if process.outcome == "failed":
+            yield _instant(
+                f"rank {process.rank} failed: {process.headline}", "failure", pid, process.local_rank + 1, process.end
+            )
     for mark in node.marks:
         thread = _AGENT if mark.local_rank is None else mark.local_rank + 1
         yield _instant(mark.text, mark.kind, pid, thread, mark.at)

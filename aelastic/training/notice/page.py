@@ -25,10 +25,10 @@ FORM, PHASE, SAVE_AT = 0, 2, 3
 CALLS, SAVED_AT, WAITS, PID, STEP = 1, 4, 5, 6, 7
 
 FORM_1 = 0x61656C61_00000001
-# Phases: nothing; all ranks are held; the call is named.
+# Phases: nothing; all ranks are paused; the call is named.
 NONE, FROZEN, SAVE = 0, 1, 2
 
-# A rank that is held continues within some 30 ms; one that has saved may wait for minutes.
+# A rank that is paused continues within some 30 ms; one that has saved may wait for minutes.
 _HELD_S, _WAIT_S = 0.0005, 0.01
 
 _page: memoryview | None = None

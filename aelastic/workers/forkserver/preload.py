@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias, assert_never
 
-from aelastic.base.machine import Machine, Story
+from aelastic.base.machine import Machine, Trace
 from aelastic.base.record import Record
 
 # Each start leaves out the modules that failed in the previous one; one may hide the next, and each needs a start.
@@ -119,7 +119,7 @@ class Preload(Machine[Event, Action]):
     _has_tripped: bool = False  # so it ends, whatever its exit code
     _starts: int = 1
     _deaths: int = 0
-    _story: Story = field(default_factory=Story)
+    _trace: Trace = field(default_factory=Trace)
 
     def validate(self) -> None:
         assert 0 < self._starts <= STARTS_MAX, "a fork server is started a limited number of times"

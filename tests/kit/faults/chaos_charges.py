@@ -69,7 +69,7 @@ class Round:
                 if is_lost or done.until - done.since + HEARTBEAT_S + resend_s > LEASE_S:
                     yield Loss(since, done.since if is_lost else math.inf, is_lost, done.until + LEASE_S)
             case _:
-                yield Loss(since, excuses_until=done.until + LEASE_S)
+                yield Loss(since, explains_until=done.until + LEASE_S)
 
 
 def rounds_of(there: Battlefield) -> list[Round]:

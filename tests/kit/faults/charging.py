@@ -31,13 +31,13 @@ class Loss:
         since: the earliest time at which it may be dated.
         until: the latest time at which it may be dated.
         is_certain: it is certainly a loss.
-        excuses_until: the time of the last failure that can be its victim, without the grace; for a node that returns.
+        explains_until: the time of the last failure that can be its victim, without the grace; for a node that returns.
     """
 
     since: float = -math.inf
     until: float = math.inf
     is_certain: bool = False
-    excuses_until: float = math.inf
+    explains_until: float = math.inf
 
 
 def legal_charges(
@@ -59,8 +59,8 @@ def legal_charges(
     last = max(at for at in failures if at <= first + KILLED_LEAD_S + slack_s)
     is_either = first > ended_at - slack_s  # and was not known by then
     for loss in losses:
-        until, excuses_until = loss.until - GRACE_S, loss.excuses_until + GRACE_S
-        if loss.is_certain and until < first - slack_s and last < excuses_until - slack_s:
+        until, explains_until = loss.until - GRACE_S, loss.explains_until + GRACE_S
+        if loss.is_certain and until < first - slack_s and last < explains_until - slack_s:
             return FREE
-        is_either |= loss.since - GRACE_S < last + slack_s and first < excuses_until + slack_s
+        is_either |= loss.since - GRACE_S < last + slack_s and first < explains_until + slack_s
     return EITHER if is_either else CHARGED

@@ -206,7 +206,7 @@ def stuck_after(world: World, name: str, *, has_endpoints: bool) -> World | None
         world = _exchanged(world, name)
         after = do(world, ("commit", name))
         if after is None:  # a new voter waits for the endpoint, by rule
-            return None if leading.is_held(_leader(world, name)) and not has_endpoints else world
+            return None if leading.is_withheld(_leader(world, name)) and not has_endpoints else world
         if not was_pending:
             return None
         world = after

@@ -232,7 +232,7 @@ def _steps_of(world: World, name: str, leader: Leader) -> Iterator[Move]:  # noq
     if any(is_given_up(leader, ref) for ref in _read_of(leader)):
         yield "give up", name
     for other, follower in leader.followers.items():
-        if follower.is_open and not follower.has_plan and not leading.is_held(leader):
+        if follower.is_open and not follower.has_plan and not leading.is_withheld(leader):
             yield "send", name, other
     for endpoint, cell in enumerate(world.cells):
         view = leader.views[endpoint]

@@ -59,7 +59,7 @@ class Babbler(Agent):
         if dice.random() < 0.5:
             await self._say(m.Left(self.node_id, "it has enough"))
         if dice.random() < 0.3 and self.link is not None:
-            self.link.hurry()
+            self.link.cut_short()
 
     async def _say(self, message: Any) -> None:
         self.submitted.add((str(phase_of(self)), type(message).__name__))

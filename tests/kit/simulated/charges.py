@@ -209,9 +209,9 @@ class Charges:
                 is_undecided = any(each.kind == "endpoint" and each.was_at(fault.since) for each in self.faults)
                 is_certain = fault.is_certain and is_of_round and not is_late and is_kept and not is_undecided
                 near = Loss(fault.since, fault.since + self.late_s, is_certain, fault.since)
-                return [near, Loss(since, excuses_until=fault.since + self._heartbeat_s)]
+                return [near, Loss(since, explains_until=fault.since + self._heartbeat_s)]
             case "reset":
-                return [Loss(since, excuses_until=fault.until + self._heartbeat_s)]
+                return [Loss(since, explains_until=fault.until + self._heartbeat_s)]
             case _ if self._is_short(fault):
                 return []
             case _:

@@ -57,7 +57,7 @@ def remembering(stores: Sequence[Store], chosen: Vote | None) -> set[int] | None
     for vote in newest:
         if chosen is not None and vote.ballot < chosen.ballot:
             return None
-        members = {i for i, store in enumerate(stores) if store.cell and store.cell.life == vote.members[i]}
+        members = {i for i, store in enumerate(stores) if store.cell and store.cell.incarnation == vote.members[i]}
         if len(members) > len(stores) // 2:
             return members
     return None

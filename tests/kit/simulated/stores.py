@@ -1,7 +1,7 @@
 """Simulated stores beneath each agent's real endpoint: one store, or several beneath its real `QuorumStore`.
 
 A store on an agent's host comes and goes with that agent, and loses its data then.  It may freeze, be cut off, or answer
-late or never, and a request may reach it in a later life.  Of several stores, a majority is always up and has its data.
+late or never, and a request may reach it in a later incarnation.  Of several stores, a majority is always up and has its data.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Stores(Endpoint):
         """All hosts, if the stores that are up may be too few.
 
         A candidate may have died halfway through a first vote.  Or a store that had returned was just admitted, a second
-        one lost its data, and an older attempt admitted the first again, under a life that no vote names.
+        one lost its data, and an older attempt admitted the first again, under an incarnation that no vote names.
         """
         is_known = self._newest and quorum.remembering(self.stores, self._chosen) is not None
         return () if is_known else self.hosts

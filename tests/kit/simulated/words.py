@@ -95,5 +95,5 @@ def without_repetition(lines: Iterable[tuple[float, str]]) -> list[tuple[float, 
 
 
 _IDLE = re.compile(
-    r"DeadlinePassed( \| (ReadCell|Send Alive|WriteCell.*))*$|CellFailed|CellSaid|Received \d+ Heartbeat|Received \d+ Alive"
+    r"DeadlinePassed( \| (ReadCell|Send Alive|WriteCell.*))*$|CellFailed|CellAnswered|Received \d+ Heartbeat|Received \d+ Alive"
 )

@@ -37,7 +37,7 @@ class Told(texts.Told):
 
     def parts(self) -> Iterator[str]:
         core = self.core
-        yield core.step
+        yield core.phase
         yield f"leaving: {' '.join(core.leaving) or 'none'}"
         yield f"aim: {core.aim.verb} by {core.aim.end_at:g}" if core.aim else "no aim"
         outcome = "" if core.outcome is None else wording.text_of(core.outcome)

@@ -177,7 +177,7 @@ class Term:
         if isinstance(action, ev.WriteCell) and self._read == self.stored:
             self.stored = action.stored
         self._read = self.stored
-        return [ev.CellSaid(self.stored)]
+        return [ev.CellAnswered(self.stored)]
 
     def break_silence(self) -> list[Any]:
         """The endpoint answers again, beginning with the requests that came meanwhile."""

@@ -163,9 +163,9 @@ READY = ev.Submitted(m.Ready(NODE))
 # From a leader that does not know the node yet: no round has begun.
 WELCOME = m.Plan(TERM, LEASE_S, of_log(committed=None))
 RUNS = m.Plan(TERM, LEASE_S, of_log(), assigned())
-JOINED = READY, ev.CellSaid(stored()), ev.Connected(1)
+JOINED = READY, ev.CellAnswered(stored()), ev.Connected(1)
 idle, searching = told(), told(READY)
-campaigning = told(READY, ev.CellSaid(None))
+campaigning = told(READY, ev.CellAnswered(None))
 connecting, greeting = told(*JOINED[:2]), told(*JOINED)
 following = told(*JOINED, ev.Received(1, WELCOME))
 busy = told(*JOINED, ev.Received(1, WELCOME), ev.Received(1, RUNS))  # in a round, and a voter

@@ -82,7 +82,7 @@ class Told(texts.Told):
         while True:
             if ev.ReadCell() in actions:
                 rising = member.stored(renewals=int((story.now - 100.0) * 3 / LEASE_S))
-                actions = story.tell(ev.CellSaid(rising) if "rising" in how else ev.CellFailed("no answer"))
+                actions = story.tell(ev.CellAnswered(rising) if "rising" in how else ev.CellFailed("no answer"))
             elif any(isinstance(each, ev.Connect) for each in actions):
                 self.attempt_until, actions = story.now + 2.5, []
             elif any(isinstance(each, ev.Campaign) for each in actions):
@@ -120,12 +120,12 @@ class Told(texts.Told):
             case ["the", "cell", "does", *_]:
                 return ev.CellFailed("no answer")
             case ["the", "cell", "is", "empty"]:
-                return ev.CellSaid(None)
+                return ev.CellAnswered(None)
             case ["the", "cell", "has", name, term, *_]:
                 log = ELSEWHERE if "of_another_job" in options else FIRST
                 committed = member.verdict_after(log) if "verdict" in options else log if "log" in options else None
                 who, renewals = "" if name == "nobody" else name, int(options.get("renewals") or 0)
-                return ev.CellSaid(member.stored(who, int(term), renewals=renewals, committed=committed))
+                return ev.CellAnswered(member.stored(who, int(term), renewals=renewals, committed=committed))
             case [name, "campaigns", "in", term, *_]:
                 known = ELSEWHERE if "of_another_job" in options else FIRST
                 return ev.Campaigned(7, member.campaign(name, int(term), known))

@@ -127,7 +127,7 @@ class Play(Observer):
         patch.setattr("aelastic.agent.resources.Watches", watch)
         patch.setattr(Postmortem, "of_living", of_living)
         patch.setattr(self.backend, "stop", note)
-        patch.setattr(InProcessLink, "hurry", lambda _: self.say("the wait for other agents is over"))
+        patch.setattr(InProcessLink, "cut_short", lambda _: self.say("the wait for other agents is over"))
 
     def say(self, what: str, *ranks: int) -> None:
         line = f"  {anyio.current_time():g} s: {what}"

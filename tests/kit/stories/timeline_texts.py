@@ -2,7 +2,7 @@
 
 The first line names the nodes, each with the arguments of `NodeLog`.  Each further line is a time, a node, and the event:
 a method of `NodeLog` with its arguments, where `_` means a space.  The timeline follows the last line: for each node its
-blocks, marks and the lives of its workers, then the restarts with each node's share, how the time was spent, the notes,
+blocks, marks and the incarnations of its workers, then the restarts with each node's share, how the time was spent, the notes,
 and how the run ended.
 """
 
@@ -122,10 +122,10 @@ def _node(node: NodeStory) -> Iterator[str]:
         yield f"  {block.name} {span(block.start, block.end)}" + ", open" * block.is_open
     for mark in node.marks:
         yield f"  {mark.kind}: {mark.text}"
-    for life in sorted(node.lives, key=lambda each: (each.generation, each.local_rank)):
-        headline = f", known at {life.known_at:.3f} s: {life.headline}" if life.headline else ""
-        progress = f", {life.progress}" if life.progress else ""
-        yield f"  rank {life.rank} {span(life.start, life.end)}, {life.outcome}{headline}{progress}"
+    for process in sorted(node.incarnations, key=lambda each: (each.generation, each.local_rank)):
+        headline = f", known at {process.known_at:.3f} s: {process.headline}" if process.headline else ""
+        progress = f", {process.progress}" if process.progress else ""
+        yield f"  rank {process.rank} {span(process.start, process.end)}, {process.outcome}{headline}{progress}"
 
 
 def _restart(restart: Restart) -> Iterator[str]:

@@ -50,7 +50,7 @@ class Told(texts.Told):
         yield f"timers: {len(self.core)}"
 
     def hear(self, *lines: bytes, wall: float | None = None) -> list[t.Action]:
-        return self.core.handle(t.Heard(b"".join(lines), self.wall if wall is None else wall), self.now)
+        return self.core.handle(t.Received(b"".join(lines), self.wall if wall is None else wall), self.now)
 
     def pid(self, name: str) -> int:
         return {"child": CHILD, "stranger": STRANGER}.get(name) or 100 * self.generation + int(name)
@@ -85,7 +85,7 @@ class Told(texts.Told):
             case t.Expired(generation, rank, pid, scope, set_for_s, late_s, signum):
                 times = f"set for {set_for_s:.2f} s, {abs(late_s):.2f} s late"
                 return f"{scope} of {rank} (pid {pid}, generation {generation}) expires: {times}, signal {signum}"
-            case t.Ask(generation, pid):
+            case t.FindOwner(generation, pid):
                 return f"asks whose pid {pid} is in generation {generation}"
             case t.Complain(kind, quote):
                 return f"complains of {kind}: {quote}"

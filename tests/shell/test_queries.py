@@ -14,7 +14,7 @@ import pytest
 from anyio.abc import TaskGroup
 from kit.virtual_clock import on_virtual_time
 
-from aelastic.agent.requests.enquiries import ANSWER_S, COMING_S, Enquiries
+from aelastic.agent.requests.queries import ANSWER_S, COMING_S, Queries
 from aelastic.base.host.process_states import ProcessStates
 from aelastic.observe.run_events import RoundFormed, StacksTaken
 from aelastic.observe.run_state import RunState
@@ -43,10 +43,10 @@ class Line:
         self.logs = SimpleNamespace(file_of=lambda rank, is_stderr: folder / f"{rank}-{is_stderr}")
         link = SimpleNamespace(tell=self.tell, coordinates=True)
         progress = SimpleNamespace(look_now=anyio.lowlevel.checkpoint)
-        held = SimpleNamespace(link=link, logs=self.logs, progress=progress, process_states=ProcessStates())
+        resources = SimpleNamespace(link=link, logs=self.logs, progress=progress, process_states=ProcessStates())
         settings = SimpleNamespace(node_id="n1", is_local=True, spec=SimpleNamespace(rdzv=None))
         self.state = RunState()
-        self.enquiries = Enquiries(cast(Any, settings), cast(Any, held), self.state, self.collect_stacks)
+        self.queries = Queries(cast(Any, settings), cast(Any, resources), self.state, self.collect_stacks)
 
     async def collect_stacks(self, why: str) -> StacksTaken:
         return StacksTaken(1, why, {}, "")
@@ -56,14 +56,14 @@ class Line:
         match said:
             case r.Fetch():
                 is_back = anyio.current_time() >= self.other_is_back_at
-                self.enquiries.on_told(r.Answer(said.ask_id, True, "", ("n1", "n2") if is_back else ("n1",)))
-                self._tasks.start_soon(self.enquiries.show, said)
+                self.queries.on_received(r.Answer(said.ask_id, True, "", ("n1", "n2") if is_back else ("n1",)))
+                self._tasks.start_soon(self.queries.show, said)
                 if is_back:
-                    self.enquiries.on_told(r.Fetched("n2", "n1", said.ask_id, "", "{}", is_last=False))
-                    self.enquiries.on_told(r.Fetched("n2", "n1", said.ask_id, "", ""))
+                    self.queries.on_received(r.Fetched("n2", "n1", said.ask_id, "", "{}", is_last=False))
+                    self.queries.on_received(r.Fetched("n2", "n1", said.ask_id, "", ""))
             case r.Fetched() if self.is_cut_after:
                 self.is_cut_after -= 1
-                self.enquiries.on_told(said)
+                self.queries.on_received(said)
             case _:
                 pass  # lost
 
@@ -72,9 +72,9 @@ class Line:
 @on_virtual_time
 async def test_a_status_of_any_length_arrives_whole(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status = {"workers": "é\0" * (size // 2)}
-    monkeypatch.setattr(Enquiries, "status", lambda _: status)
+    monkeypatch.setattr(Queries, "status", lambda _: status)
     async with anyio.create_task_group() as tasks:
-        shown = await Line(tasks, tmp_path).enquiries.fetch(r.What.STATUS)
+        shown = await Line(tasks, tmp_path).queries.fetch(r.What.STATUS)
         assert [json.loads(text) for text in shown.found.values()] == [status] and not shown.silent
 
 
@@ -83,7 +83,7 @@ async def test_an_answer_that_was_cut_is_asked_for_again_and_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status = {"workers": "x" * 3 * TEXT_MAX}
-    monkeypatch.setattr(Enquiries, "status", lambda _: status)
+    monkeypatch.setattr(Queries, "status", lambda _: status)
     async with anyio.create_task_group() as tasks:
         line = Line(tasks, tmp_path)
         line.is_cut_after = 2
@@ -93,10 +93,10 @@ async def test_an_answer_that_was_cut_is_asked_for_again_and_begins_anew(
             line.is_cut_after = -1
 
         tasks.start_soon(heal)
-        shown = await line.enquiries.fetch(r.What.STATUS)
+        shown = await line.queries.fetch(r.What.STATUS)
         assert [json.loads(text) for text in shown.found.values()] == [status] and not shown.silent
         line.is_cut_after = 2
-        shown = await line.enquiries.fetch(r.What.STATUS)
+        shown = await line.queries.fetch(r.What.STATUS)
         assert shown.silent == ("n1",)
 
 
@@ -104,33 +104,33 @@ async def test_an_answer_that_was_cut_is_asked_for_again_and_begins_anew(
 async def test_a_round_whose_nodes_have_yet_to_find_their_coordinator_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Enquiries, "status", lambda _: {})
+    monkeypatch.setattr(Queries, "status", lambda _: {})
     async with anyio.create_task_group() as tasks:
         line = Line(tasks, tmp_path)
         line.state.formed = ROUND
         line.other_is_back_at = anyio.current_time() + COMING_S / 2
-        shown = await line.enquiries.fetch(r.What.STATUS)
+        shown = await line.queries.fetch(r.What.STATUS)
         assert {node_id for node_id, _ in shown.found} == {"n1", "n2"}
 
 
 @on_virtual_time
 async def test_a_node_that_is_lost_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Enquiries, "status", lambda _: {})
+    monkeypatch.setattr(Queries, "status", lambda _: {})
     async with anyio.create_task_group() as tasks:
         line = Line(tasks, tmp_path)
         line.state.formed = ROUND
         began = anyio.current_time()
-        shown = await line.enquiries.fetch(r.What.STATUS)
+        shown = await line.queries.fetch(r.What.STATUS)
         assert {node_id for node_id, _ in shown.found} == {"n1"}
         assert anyio.current_time() - began < ANSWER_S
 
 
 @on_virtual_time
 async def test_a_node_that_fails_to_answer_says_so_and_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Enquiries) -> Any:
+    def fail(_: Queries) -> Any:
         raise ZeroDivisionError("nobody expected this")
 
-    monkeypatch.setattr(Enquiries, "status", fail)
+    monkeypatch.setattr(Queries, "status", fail)
     async with anyio.create_task_group() as tasks:
-        shown = await Line(tasks, tmp_path).enquiries.fetch(r.What.STATUS)
+        shown = await Line(tasks, tmp_path).queries.fetch(r.What.STATUS)
     assert "this node failed to answer: ZeroDivisionError: nobody expected this" in shown.refused["n1"]

@@ -24,7 +24,7 @@ from aelastic.rdzv.protocol.stream import Stream
 _log = logging.getLogger(__name__)
 
 # All agents of a job may connect at the same moment, and again before their old connections are known to be broken.
-STRANGERS_MIN = 256
+UNAUTHENTICATED_MIN = 256
 PER_NODE = 2
 # From one address, which all nodes of a job may share.
 PER_ADDRESS_MIN = 64
@@ -34,7 +34,7 @@ UNFINISHED_BYTES_MAX = 4 << 20
 ACCEPTS_AT_ONCE = 128
 
 
-class Strangers:
+class UnauthenticatedPeers:
     """The connections that have not identified themselves, of all ports of an agent: they share its descriptors.
 
     Args:
@@ -44,9 +44,9 @@ class Strangers:
 
     def __init__(self, max_nodes: int, files_max: float = math.inf) -> None:
         self._files_max = files_max
-        self._count_max = max(STRANGERS_MIN, PER_NODE * max_nodes)
+        self._count_max = max(UNAUTHENTICATED_MIN, PER_NODE * max_nodes)
         self._of_address_max = max(PER_ADDRESS_MIN, PER_NODE * max_nodes)
-        self._room: float = math.inf  # for strangers, once the descriptors were used up
+        self._room: float = math.inf  # for them, once the descriptors were used up
         self._streams: dict[Stream, str] = {}  # and their addresses; the oldest first
         self._of_address: dict[str, dict[Stream, None]] = {}
         self._unfinished: dict[Stream, int] = {}  # bytes
@@ -102,7 +102,7 @@ class Strangers:
             self._drop(largest, now, f"messages of {len(self._unfinished)} connections are not complete")
 
     def forget(self, stream: Stream) -> bool:
-        """Removes a connection that has identified itself or closed; returns whether it was a stranger until now."""
+        """Removes a connection that has identified itself or closed; returns whether it had not identified itself."""
         peer = self._streams.pop(stream, None)
         if peer is not None:
             del self._of_address[peer][stream]

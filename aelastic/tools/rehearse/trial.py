@@ -45,7 +45,7 @@ class Script(NamedTuple):
     environ: Mapping[str, str]
 
     @property
-    def played(self) -> int:
+    def nodes_at_first(self) -> int:
         """How many nodes there are at first: if the job has room, one more than it needs."""
         return min(self.nodes[0] + (self.nodes[1] > 1), self.nodes[1])
 
@@ -62,7 +62,7 @@ class Script(NamedTuple):
         return sorted((name[6:] for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)), key=int)
 
 
-class Step(NamedTuple):
+class SeenStep(NamedTuple):
     at: float
     number: int
     told: int = 1  # times, by one rank
@@ -77,7 +77,7 @@ class Worker(NamedTuple):
     page: int  # a descriptor of the page that it shares with its agent; -1 without one
 
 
-class Play:
+class Trial:
     """One run.
 
     Args:
@@ -85,7 +85,7 @@ class Play:
         files: those that it leaves.
         metric: a pattern of the number to compare, if any.
         folder: for its logs.
-        nodes: how many; `None`: `script.played`.
+        nodes: how many; `None`: `script.nodes_at_first`.
         more: options, after the script's own.
     """
 
@@ -96,8 +96,8 @@ class Play:
         self._metric, self._more = metric, more
         self.agents: list[subprocess.Popen[bytes]] = []
         self.workers: list[Worker] = []  # all that were started
-        self.first: dict[int, Step] = {}  # by round
-        self.newest: dict[tuple[int, int], Step] = {}  # by round and rank
+        self.first: dict[int, SeenStep] = {}  # by round
+        self.newest: dict[tuple[int, int], SeenStep] = {}  # by round and rank
         self.stride = 1  # of the steps that a rank prints
         self.no_number = ""  # that `metric` found
         self.goes_back: tuple[int, int] | None = None  # the steps of a rank, and to which
@@ -110,7 +110,7 @@ class Play:
         self.noted = Noted()
         self.recoveries: list[dict[str, Any]] = []  # records of the event logs, about recovery in place
         self._look_at_files = 0.0
-        self.watch: Callable[[Play], None] = lambda _: None  # called after each look
+        self.watch: Callable[[Trial], None] = lambda _: None  # called after each look
         folder.mkdir()
         self._notes = folder / "notes"
         self._notes.mkdir()
@@ -119,7 +119,7 @@ class Play:
             endpoint = f"127.0.0.1:{free.getsockname()[1]}"
         self._job += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--local-addr", "127.0.0.1"]
         self._job += ["--rdzv-conf", f"last_call_timeout={LAST_CALL_S}"]
-        for _ in range(script.played if nodes is None else nodes):
+        for _ in range(script.nodes_at_first if nodes is None else nodes):
             self.add_node()
 
     def add_node(self) -> None:
@@ -242,10 +242,10 @@ class Play:
         if committed := self._word(worker, STEP):
             shared = [each for ranks in self.noted.shared.values() for each in ranks.values() if each.pid == worker.pid]
             if shared:  # it is noted before the first commit
-                self.first.setdefault(worker.round, Step(shared[-1].at, shared[-1].step))
+                self.first.setdefault(worker.round, SeenStep(shared[-1].at, shared[-1].step))
                 self._newest(worker, committed - 1)
         elif not self.commits and (calls := self._word(worker, CALLS)):
-            self.first.setdefault(worker.round, Step(time.monotonic(), 0))
+            self.first.setdefault(worker.round, SeenStep(time.monotonic(), 0))
             self._newest(worker, calls - 1)
 
     def _take(self, line: str, worker: Worker) -> None:
@@ -254,8 +254,8 @@ class Play:
             number = int(found[1])
             if of in self.newest and self.newest[of].told == 1 and number < self.newest[of].number:
                 del self.newest[of]  # a line about where it was saved, not a step
-                self.first[worker.round] = Step(time.monotonic(), number)
-            first = self.first.setdefault(worker.round, Step(time.monotonic(), number)).number
+                self.first[worker.round] = SeenStep(time.monotonic(), number)
+            first = self.first.setdefault(worker.round, SeenStep(time.monotonic(), number)).number
             if of in self.newest:
                 newest = self.newest[of].number
                 self.stride = max(self.stride, number - newest)
@@ -271,9 +271,9 @@ class Play:
 
     def _newest(self, worker: Worker, number: int) -> None:
         of = worker.round, worker.rank
-        before = self.newest.get(of, Step(0.0, -1, 0))
+        before = self.newest.get(of, SeenStep(0.0, -1, 0))
         if before.number < number:
-            self.newest[of] = Step(time.monotonic(), number, before.told + 1)
+            self.newest[of] = SeenStep(time.monotonic(), number, before.told + 1)
 
     def metrics(self, round_: int) -> dict[int, float]:
         """Returns the numbers by step, of the lowest rank that prints one."""

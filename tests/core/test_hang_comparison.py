@@ -1,11 +1,11 @@
-"""`stories/inquiry.txt` covers inquiries; these tests cover the words that start one, and those that blame a peer."""
+"""`stories/hang_comparison.txt` covers them; these tests: the words that start one or blame a peer."""
 
 from __future__ import annotations
 
 import pytest
 from kit.stories.coordinator import failure
 
-from aelastic.agent.inquiry import is_collective_timeout
+from aelastic.agent.hang_comparisons import is_collective_timeout
 from aelastic.diagnose.failures.exit_reason import describe_exit
 from aelastic.diagnose.failures.failure import ProcessFailure
 

@@ -1,6 +1,6 @@
 """How a job's time was spent, as shares, in time and in money; and what would save it, as far as logs prove it.
 
-Pure: logs in, a `Bill` out.
+Pure: logs in, a `CostReport` out.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ HANG_STEPS, HANG_MIN_S, HANG_MAX_S = 5.0, 30.0, 900.0
 
 
 @dataclass(frozen=True, slots=True)
-class Bill:
-    """The bill of one job.  Shares are in percent, and add up to 100.0; costs are `None` if no price is given."""
+class CostReport:
+    """What one job cost.  Shares are in percent, and add up to 100.0; costs are `None` if no price is given."""
 
     run_id: str
     length_s: float
@@ -38,22 +38,22 @@ class Bill:
         return None if self.costs is None else sum(self.costs.values())
 
 
-def bill_of(logs: Sequence[Log], price: tuple[float, str] | None, save_s: float | None) -> Bill:
-    """Returns the bill from the logs of one job, at least one with entries.
+def report_of(logs: Sequence[Log], price: tuple[float, str] | None, save_s: float | None) -> CostReport:
+    """Returns the cost report from the logs of one job, at least one with entries.
 
     Args:
         logs: of all nodes.
         price: of an hour, and of what: `gpu` (a worker) or the whole job, ``.
         save_s: how long a save takes; `None`: as long as in drains.
     """
-    spent, odd, workers, is_cold, now = TimeSpent(GAP_S), 0, 1, False, 0.0
+    spent, damaged, workers, is_cold, now = TimeSpent(GAP_S), 0, 1, False, 0.0
     for now, entry in in_order(logs):
         try:
             spent.tell(entry.kind, entry.fields.get, now)
             workers = max(workers, entry.fields.get("world_size") or 0)
             is_cold |= entry.kind == "workers_started" and entry.fields["workers"][0].get("kind") == "cold"
         except (ValueError, TypeError, LookupError, AttributeError):
-            odd += 1  # left out; the others count
+            damaged += 1  # left out; the others count
     now = max([now, *(log.alive_at for log in logs if log.alive_at is not None)])
     spent.tell("alive", dict[str, None]().get, now)
     seconds = spent.until(now)
@@ -61,10 +61,10 @@ def bill_of(logs: Sequence[Log], price: tuple[float, str] | None, save_s: float 
     if price is not None:
         of = spent.worker_s if price[1] else seconds
         costs = {name: of[name] / 3600 * price[0] for name in ON}
-    return Bill(
+    return CostReport(
         next(log.run_id for log in logs if log.entries), sum(seconds.values()), workers, seconds, in_tenths(seconds),
         costs, notes_of(spent), tuple(advice_of(spent, save_s, is_cold=is_cold)),
-        odd + sum(log.damaged for log in logs),
+        damaged + sum(log.damaged for log in logs),
     )  # fmt: skip
 
 

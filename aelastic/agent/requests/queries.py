@@ -57,12 +57,12 @@ class Shown(Record):
     missing: int = 0  # nodes of the round that have not connected to the leader, which may be new
 
 
-class Enquiries:
+class Queries:
     """Requests and queries of one node.
 
     Args:
         settings: the agent's settings.
-        held: the resources of its run.
+        resources: those of its run.
         run_state: the state of the run; read, never changed.
         collect_stacks: takes the workers' stacks; its argument is the reason.
     """
@@ -70,16 +70,21 @@ class Enquiries:
     def __init__(
         self,
         settings: AgentSettings,
-        held: Resources,
+        resources: Resources,
         run_state: RunState,
         collect_stacks: Callable[[str], Awaitable[StacksTaken]],
     ) -> None:
-        self._settings, self._held, self._state, self._collect_stacks = settings, held, run_state, collect_stacks
-        self._node_id, self._say = settings.node_id, held.link.tell
+        self._settings, self._resources, self._state, self._collect_stacks = (
+            settings,
+            resources,
+            run_state,
+            collect_stacks,
+        )
+        self._node_id, self._say = settings.node_id, resources.link.tell
         self.users = UserNames()
         self._open: dict[str, Mailbox[r.Answer | r.Fetched]] = {}
 
-    def on_told(self, message: r.Answer | r.Fetched) -> None:
+    def on_received(self, message: r.Answer | r.Fetched) -> None:
         if message.ask_id in self._open:
             self._open[message.ask_id].post(message)
 
@@ -169,9 +174,9 @@ class Enquiries:
     async def _shown(self, fetch: r.Fetch) -> AsyncIterator[tuple[str, str]]:
         match fetch.what:
             case r.What.STATUS:
-                await self._held.progress.look_now()
+                await self._resources.progress.look_now()
                 status = self.status()
-                if self._held.process_states.may_be_new:
+                if self._resources.process_states.may_be_new:
                     await anyio.sleep(SETTLED_S)
                     status = self.status()
                 yield "", json.dumps(status)
@@ -190,25 +195,27 @@ class Enquiries:
             case r.What.LOG:
                 formed = self._state.formed
                 local_rank = -1 if formed is None else fetch.rank - formed.first_rank
-                path = self._held.logs.file_of(local_rank, is_stderr=fetch.is_stderr)
+                path = self._resources.logs.file_of(local_rank, is_stderr=fetch.is_stderr)
                 offset, data = await run_sync(_piece, path, fetch.offset, abandon_on_cancel=True)
                 yield f"{self._state.generation}-{offset}", data.decode("latin-1")
 
     def status(self) -> dict[str, Any]:
         """Returns this node's status as in `/status`, without the long fields."""
         used = usage_of_leaders(self._state.running) if self._settings.is_local else {}
-        kernel = self._held.process_states.look(self._state.running, clock.now()) if self._settings.is_local else {}
+        kernel = (
+            self._resources.process_states.look(self._state.running, clock.now()) if self._settings.is_local else {}
+        )
         status = describe(self._state, clock.now(), datetime.now(UTC), used, kernel)
         del status["phases"]
         if (failure := status["last_failure"]) is not None:
             del failure["traceback"], failure["stack"]
-        agreed = self._held.link.agreed
+        agreed = self._resources.link.agreed
         rendezvous = None if agreed is None else vars(agreed)
-        return {**status, "leads": self._held.link.coordinates, "rendezvous": rendezvous}
+        return {**status, "leads": self._resources.link.coordinates, "rendezvous": rendezvous}
 
     async def own_ends(self) -> list[dict[str, Any]]:
         """Like `why`, but first reads the steps that workers have written by now."""
-        await self._held.progress.look_now()
+        await self._resources.progress.look_now()
         return self.why()
 
     @property

@@ -1,9 +1,9 @@
-"""An inquiry into what all workers of a round do, begun when a node finds that one of its workers hangs.
+"""A comparison of what all workers of a round do, begun when a node finds that one of its workers hangs.
 
 Every node of the round is asked at once, before anything is stopped.  Once all have answered, or the node that asked
-waits no longer, the places are compared (`failures.places`), and all nodes receive the same result.  An inquiry decides
-nothing about the round.  A leader that takes over knows of no inquiry: the node that asked continues with what it
-sees itself.
+waits no longer, the places are compared (`failures.places`), and all nodes receive the same result.  A comparison
+decides nothing about the round.  A leader that takes over knows of no comparison: the node that asked
+continues with what it sees itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NO_ANSWER = "no answer from its agent"
 def compared(question: m.Hangs, places: Sequence[Place]) -> m.Compared:
     """Compares the places of all workers that were reported."""
     found = compare(places, question.waited_s)
-    return m.Compared(question.round, found.text, found.odd, question.is_stopped, question.waited_s)
+    return m.Compared(question.round, found.text, found.outliers, question.is_stopped, question.waited_s)
 
 
 def filled(places: Sequence[Place], host: str, assigned: m.Assigned) -> list[Place]:
@@ -33,10 +33,10 @@ def filled(places: Sequence[Place], host: str, assigned: m.Assigned) -> list[Pla
 
 
 @dataclass(slots=True)
-class Inquiry:
-    """The inquiry about one round; idle while there is no question."""
+class HangComparison:
+    """The comparison within one round; idle while there is no question."""
 
-    question: m.Hangs | None = None  # the first one of the present inquiry
+    question: m.Hangs | None = None  # the first one of the present comparison
     number: int = 0  # of the last question
     _asked: list[str] = field(default_factory=list[str])  # nodes
     _awaited: set[str] = field(default_factory=set[str])  # those of them that have not answered

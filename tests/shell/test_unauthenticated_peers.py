@@ -29,16 +29,16 @@ from aelastic.rdzv.leader_server import LeaderServer
 from aelastic.rdzv.log.leader import campaign
 from aelastic.rdzv.log.node import Node
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol import strangers as strangers_module
+from aelastic.rdzv.protocol import unauthenticated as unauthenticated_module
 from aelastic.rdzv.protocol.codec import DOWNWARD, FRAME_MAX, PROTOCOL, UPWARD, encode, to_text
 from aelastic.rdzv.protocol.proofs import Proofs
-from aelastic.rdzv.protocol.strangers import (
-    PER_ADDRESS_MIN,
-    STRANGERS_MIN,
-    UNFINISHED_BYTES_MAX,
-    Strangers,
-)
 from aelastic.rdzv.protocol.stream import UNHANDLED_MAX, Stream, connect
+from aelastic.rdzv.protocol.unauthenticated import (
+    PER_ADDRESS_MIN,
+    UNAUTHENTICATED_MIN,
+    UNFINISHED_BYTES_MAX,
+    UnauthenticatedPeers,
+)
 from aelastic.rdzv.restart_policy import RestartPolicy
 
 TERMS = m.Terms("run", 1, 2, 0, 300.0)
@@ -59,9 +59,9 @@ class Silent:
         self.is_aborted = True
 
 
-def add(strangers: Strangers, streams: Sequence[Any]) -> None:
+def add(unauthenticated: UnauthenticatedPeers, streams: Sequence[Any]) -> None:
     for stream in streams:
-        strangers.add(stream, 0.0)
+        unauthenticated.add(stream, 0.0)
 
 
 def dropped(streams: list[Any]) -> list[int]:
@@ -69,47 +69,50 @@ def dropped(streams: list[Any]) -> list[int]:
 
 
 def test_of_too_many_connections_the_oldest_that_has_said_nothing_goes_first() -> None:
-    strangers = Strangers(2)
-    streams = [Silent(conn, peer=f"192.0.2.{conn % 128}") for conn in range(STRANGERS_MIN + 3)]
+    unauthenticated = UnauthenticatedPeers(2)
+    streams = [Silent(conn, peer=f"192.0.2.{conn % 128}") for conn in range(UNAUTHENTICATED_MIN + 3)]
     for stream in streams:
-        strangers.add(stream, 0.0)  # type: ignore[arg-type]
+        unauthenticated.add(stream, 0.0)  # type: ignore[arg-type]
         if stream.conn == 0:
-            strangers.forget(streams[0])  # type: ignore[arg-type]
+            unauthenticated.forget(streams[0])  # type: ignore[arg-type]
     assert dropped(streams) == [1, 2]
 
 
 def test_of_too_many_connections_those_of_the_address_go_that_has_most() -> None:
-    strangers = Strangers(2)
+    unauthenticated = UnauthenticatedPeers(2)
     ours, others = Silent(-1, peer="192.0.2.7"), [Silent(conn) for conn in range(5000)]
-    add(strangers, [ours, *others])
+    add(unauthenticated, [ours, *others])
     assert len(dropped([ours, *others])) == len(dropped(others)) == 5000 - PER_ADDRESS_MIN
     many = [Silent(conn, peer=f"198.51.100.{conn}") for conn in range(230)]
-    add(strangers, many)
+    add(unauthenticated, many)
     assert not dropped([ours, *many]), "an address with many connections gives way to one with few"
 
 
 def test_a_job_of_many_nodes_may_connect_twice_at_once() -> None:
-    strangers, streams = Strangers(4000), [Silent(conn) for conn in range(8000)]
-    add(strangers, streams)
+    unauthenticated, streams = UnauthenticatedPeers(4000), [Silent(conn) for conn in range(8000)]
+    add(unauthenticated, streams)
     assert not dropped(streams)
 
 
 def test_connections_leave_the_descriptors_that_workers_need() -> None:
-    strangers, streams = Strangers(2, files_max=100), [Silent(conn, fileno=97 + conn) for conn in range(5)]
-    add(strangers, streams)
+    unauthenticated, streams = (
+        UnauthenticatedPeers(2, files_max=100),
+        [Silent(conn, fileno=97 + conn) for conn in range(5)],
+    )
+    add(unauthenticated, streams)
     assert dropped(streams) == [0, 1]
     # A new one reuses the low number of a dropped one.
     more = [Silent(conn, fileno=97) for conn in range(10, 20)]
-    add(strangers, more)
+    add(unauthenticated, more)
     assert len(dropped(streams)) + len(dropped(more)) == 2 + len(more)
 
 
 def test_of_unfinished_messages_the_largest_goes_first() -> None:
-    strangers, streams = Strangers(2), [Silent(conn) for conn in range(6)]
+    unauthenticated, streams = UnauthenticatedPeers(2), [Silent(conn) for conn in range(6)]
     for stream in streams:
-        strangers.add(stream, 0.0)  # type: ignore[arg-type]
+        unauthenticated.add(stream, 0.0)  # type: ignore[arg-type]
         stream.unfinished_bytes = FRAME_MAX + (stream.conn == 2) - (stream.conn == 5)
-        strangers.note(stream, 0.0)  # type: ignore[arg-type]
+        unauthenticated.note(stream, 0.0)  # type: ignore[arg-type]
     assert dropped(streams) == [0, 2]
     assert FRAME_MAX * 4 == UNFINISHED_BYTES_MAX
 
@@ -181,9 +184,18 @@ def leader_server(lease_s: float) -> tuple[LeaderServer, int, SharedWorld]:
     core, connections = Coordinator(RoundRules(1, 2), RestartPolicy(0)), Connections(terms, at.token, 1, 60.0)
     candidate = campaign(Node("node"), 1, 1, has_listened=True)
     leader = Leader(core, connections, candidate, at, "host", False, LeaderCell("1f", lease_s), anyio.current_time())
-    cell, strangers = InProcessCell("run", world), Strangers(2)
+    cell, unauthenticated = InProcessCell("run", world), UnauthenticatedPeers(2)
     server = LeaderServer(
-        leader, cell, anyio.Lock(), port, None, lambda: None, lambda *_: None, lambda *_: None, strangers, Proofs(None)
+        leader,
+        cell,
+        anyio.Lock(),
+        port,
+        None,
+        lambda: None,
+        lambda *_: None,
+        lambda *_: None,
+        unauthenticated,
+        Proofs(None),
     )
     return server, port.number, world
 
@@ -259,8 +271,8 @@ def test_more_agents_than_descriptors_come_in_as_soon_as_there_are_some(
             raise failures.pop()
         return take(listener)
 
-    monkeypatch.setattr(strangers_module, "next_connection", next_connection)
-    monkeypatch.setattr(strangers_module, "OUT_OF_FILES_PAUSE_S", 0.01)
+    monkeypatch.setattr(unauthenticated_module, "next_connection", next_connection)
+    monkeypatch.setattr(unauthenticated_module, "OUT_OF_FILES_PAUSE_S", 0.01)
 
     async def main() -> None:
         server, port, _ = leader_server(DEADLINE_S)
@@ -291,7 +303,7 @@ def test_what_fails_where_the_loop_calls_ends_its_connection_and_no_other(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.run)
             with monkeypatch.context() as patched:
-                patched.setattr(Strangers, broken, fail)
+                patched.setattr(UnauthenticatedPeers, broken, fail)
                 for _ in range(3):
                     reader, writer = await asyncio.open_connection("127.0.0.1", port)
                     if broken == "add":
@@ -312,7 +324,9 @@ def test_what_fails_where_the_loop_calls_ends_its_connection_and_no_other(
     run(loop, asyncio.wait_for(main(), DEADLINE_S))
     assert isinstance(heard.messages[0], m.Plan)
     (line,) = caplog.messages
-    assert line.startswith(f"aborted the connection with 127.0.0.1: LookupError: {broken} (test_strangers.py:")
+    assert line.startswith(
+        f"aborted the connection with 127.0.0.1: LookupError: {broken} (test_unauthenticated_peers.py:"
+    )
 
 
 @on_both_loops
@@ -320,13 +334,13 @@ def test_what_fails_where_the_loop_calls_ends_its_connection_and_no_other(
     "half", [b"", (FRAME_MAX - 1).to_bytes(4, "big") + b"x" * (FRAME_MAX - 100)], ids=["idle", "half"]
 )
 def test_an_agent_is_welcomed_among_connections_that_say_nothing(loop: str, half: bytes) -> None:
-    count = 20 if half else STRANGERS_MIN + 20
+    count = 20 if half else UNAUTHENTICATED_MIN + 20
 
     async def main() -> None:
         server, port, _ = leader_server(300.0)
         ended = 0
 
-        async def stranger() -> None:
+        async def peer() -> None:
             nonlocal ended
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             try:
@@ -342,7 +356,7 @@ def test_an_agent_is_welcomed_among_connections_that_say_nothing(loop: str, half
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.run)
             for _ in range(count):
-                tasks.start_soon(stranger)
+                tasks.start_soon(peer)
             while ended < (16 if half else 20):  # noqa: ASYNC110  they end in tasks of their own
                 await anyio.sleep(0.01)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

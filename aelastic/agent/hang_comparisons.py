@@ -1,9 +1,9 @@
-"""This node's part in an inquiry: asks what all workers of the job are doing, and answers for its own.
+"""This node's part in a hang comparison: asks what all workers of the job are doing, and answers for its own.
 
 A worker that hangs, or reports that a collective timed out, is mostly a victim: the rank that it waits for is
-elsewhere.  So all nodes are asked before anything is stopped (`rdzv/leader/inquiry.py` compares), within `ANSWER_S`.
-The ranks that differ ("odd" ones) fail, each on its own node, and the others are stopped as after any failure.  If
-no rank is odd, or no answer comes, the worker that was found first has failed, as without an inquiry.
+elsewhere.  So all nodes are asked before anything is stopped (`rdzv/leader/hang_comparison.py` compares), within
+`ANSWER_S`.  The ranks that differ, the outliers, fail, each on its own node, and the others are stopped as after any
+failure.  If there are none, or no answer comes, the worker that was found first has failed, as without a comparison.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from aelastic.workers.states import Phase
 ANSWER_S = 3.0
 # The comparison follows at once, unless the leader is gone.
 COMPARED_S = 1.0
-# How long the node of the odd rank has to report its failure, before a victim reports its own.
-TOLD_S = 2.0
+# How long the node of an outlier has to report its failure, before a victim reports its own.
+OUTLIER_S = 2.0
 
 # For a worker that has waited, but did not report how long.
 SOME_TIME_S = 0.1
@@ -49,8 +49,8 @@ def is_collective_timeout(failure: ProcessFailure) -> bool:
     return bool(re.search(_TIMED_OUT, failure.message))
 
 
-class Inquiries:
-    """Inquiries of one node, in one generation.
+class HangComparisons:
+    """Hang comparisons of one node, in one generation.
 
     Args:
         context: the context of the generation.
@@ -67,10 +67,12 @@ class Inquiries:
         act: Callable[[Found], Awaitable[None]],
     ) -> None:
         self._node_id, self._group = context.settings.node_id, context.group
-        self._say, self._tell = context.held.link.tell, context.tell
+        self._say, self._tell = context.resources.link.tell, context.tell
         self._see, self._act = see, act
-        self._told: m.Compared | None = None  # the last comparison of this round
-        self._held: dict[int, ProcessFailure] = {}  # by local rank: failures of this round that are reported later
+        self._comparison: m.Compared | None = None  # the last comparison of this round
+        self._unreported: dict[
+            int, ProcessFailure
+        ] = {}  # by local rank: failures of this round that are reported later
         self._is_cause = True  # the next worker to be stopped is the first: its reason includes the comparison
         self._changed = anyio.Event()
 
@@ -93,8 +95,8 @@ class Inquiries:
         compared = await self.compare(found.reason, found.waited_s, is_stopped=is_stopped)
         if compared is None:
             return await self._act(found)
-        if is_stopped and compared.odd and await self._wait(lambda: self.round != round_, TOLD_S):
-            return None  # an odd rank has failed
+        if is_stopped and compared.odd and await self._wait(lambda: self.round != round_, OUTLIER_S):
+            return None  # an outlier has failed
         if is_stopped and self._is_cause:
             self._is_cause, found = False, found.replace(reason=f"{found.reason}; {compared.text}")
         return await self._act(found.replace(has_stacks=True))
@@ -105,36 +107,39 @@ class Inquiries:
         Args:
             reason: the reason, for the stack files.
             waited_s: how long the worker has waited already; 0: perhaps not at all.
-            is_stopped: odd ranks will be stopped, and have failed.
+            is_stopped: outliers will be stopped, and have failed.
         """
         if not (round_ := self.round):
             return None
-        self._told, hangs = None, m.Hangs(self._node_id, round_, reason[:SENTENCE_CHARS_MAX], waited_s, is_stopped)
+        self._comparison, hangs = (
+            None,
+            m.Hangs(self._node_id, round_, reason[:SENTENCE_CHARS_MAX], waited_s, is_stopped),
+        )
         self._say(hangs)
-        if not await self._wait(lambda: self._told is not None or self.round != round_, ANSWER_S):
+        if not await self._wait(lambda: self._comparison is not None or self.round != round_, ANSWER_S):
             self._say(hangs.replace(is_last=True))
-            await self._wait(lambda: self._told is not None or self.round != round_, COMPARED_S)
-        return self._told
+            await self._wait(lambda: self._comparison is not None or self.round != round_, COMPARED_S)
+        return self._comparison
 
-    async def excuse(self, local_rank: int, failure: ProcessFailure) -> None:
+    async def await_outliers(self, local_rank: int, failure: ProcessFailure) -> None:
         """A collective timed out and ended a worker: the ranks that it waited for fail first, if they are found."""
         if not is_collective_timeout(failure) or not (round_ := self.round):
             return
-        self._held[local_rank] = failure
+        self._unreported[local_rank] = failure
         compared = await self.compare(failure.message, SOME_TIME_S, is_stopped=True)
         if compared is not None and compared.odd:
-            await self._wait(lambda: self.round != round_, TOLD_S)
+            await self._wait(lambda: self.round != round_, OUTLIER_S)
 
-    async def on_told(self, message: m.Look | m.Compared) -> None:
+    async def on_received(self, message: m.Look | m.Compared) -> None:
         """Handles the leader's question, or its comparison."""
         if message.round != self.round:
             return
         match message:
             case m.Look(round_, reason):
-                places = await self._see(reason, self._held)
+                places = await self._see(reason, self._unreported)
                 self._say(m.Saw(self._node_id, round_, tuple(place.for_others for place in places)))
             case m.Compared(_, text, odd, is_stopped, waited_s):
-                self._told = message
+                self._comparison = message
                 self.on_change()
                 self._tell(Compared(self._group.generation, text, odd))
                 known_s = waited_s if waited_s > SOME_TIME_S else 0.0
