@@ -42,7 +42,7 @@ class WorkerFiles(Record):
     return_file: Path  # the return value of a function
 
 
-class Shown:
+class ShownFile:
     """A followed file, and where it is shown.
 
     Args:
@@ -61,7 +61,7 @@ class AttemptFiles:
 
     def __init__(self) -> None:
         self.files: dict[int, WorkerFiles] = {}  # by local rank
-        self.shown: list[Shown] = []
+        self.shown: list[ShownFile] = []
         self.expected: dict[int, list[tuple[Follower, ExpectedOutputMatcher]]] = {}  # by local rank
         self.progress: dict[int, list[tuple[Follower, ProgressMatcher]]] = {}  # as above
 
@@ -145,7 +145,7 @@ class AttemptOpener:
                 continue  # /dev/null, for example: there is nothing to read
             splitter = self._splitter(prefix, rank, stream)
             shown = self._follow(path, splitter, stream)
-            named: list[tuple[PrefixedLines | FilteredLines | LiveLines, Shown]] = [(splitter, shown)]
+            named: list[tuple[PrefixedLines | FilteredLines | LiveLines, ShownFile]] = [(splitter, shown)]
             if texts:
                 into, chosen = os.open(filtered, os.O_WRONLY | os.O_APPEND), FilteredLines(prefix, texts)
                 named.append((chosen, self._follow(path, chosen, None, DescriptorSink(into, is_ours=True))))
@@ -238,11 +238,11 @@ class AttemptOpener:
         *,
         is_scratch: bool = False,
         keeps: int | None = None,
-    ) -> Shown:
+    ) -> ShownFile:
         sharers = [each.follower for each in self._opened.shown if each.follower.path == path]
         follower = Follower(path, splitter, is_scratch=is_scratch, keeps=keeps, sharers=sharers)
         into = sink or (NullSink() if stream is None else self._sinks[stream])
-        shown = Shown(follower, stream, into)
+        shown = ShownFile(follower, stream, into)
         self._opened.shown.append(shown)
         return shown
 

@@ -42,7 +42,7 @@ from aelastic.logs.attempt_files import (
     DROPPED,
     AttemptFiles,
     AttemptOpener,
-    Shown,
+    ShownFile,
     link_latest,
     refusing,
     temporary_folder,
@@ -177,7 +177,7 @@ class RunLogs:
                 self._show(each)
         return opened.files
 
-    def _show(self, shown: Shown) -> Pump:
+    def _show(self, shown: ShownFile) -> Pump:
         shown.follower.watch = self._growth.watch(shown.follower.fileno())
         pump = self._quiet_pump if shown.stream is None else self._pump_of[shown.stream]
         pump.add(shown.follower, shown.sink)

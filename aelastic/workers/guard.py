@@ -76,7 +76,7 @@ def sweep(sessions: set[int], mark: bytes) -> list[Process]:
     return left
 
 
-class Told:
+class AgentMessages:
     """The agent's messages on the control pipe: the sessions of its workers, and the end of its run."""
 
     def __init__(self, control: int) -> None:
@@ -134,7 +134,7 @@ class Silence:
             pass  # nobody reads it
 
 
-def wait_for_end(agent: int, control: int, told: Told, silence: Silence) -> None:
+def wait_for_end(agent: int, control: int, told: AgentMessages, silence: Silence) -> None:
     """Returns when the agent's run has ended, or the agent has died; kills its workers each time it is frozen."""
     poll = select.poll()
     for fd in (control, silence.signs):
@@ -171,7 +171,7 @@ def main(agent: int, mark: bytes, scratch: str, control: int, silence: Silence) 
         control: a pipe on which the agent reports sessions; a line `.`, or its end, is the end of the agent's run.
         silence: when the agent is frozen.
     """
-    told = Told(control)
+    told = AgentMessages(control)
     wait_for_end(agent, control, told, silence)
     left = sweep(told.sessions, mark)
     if left:

@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 
 from aelastic.agent.requests.commands import LINE_BYTES_MAX, Command, CommandError, command_of
-from aelastic.agent.requests.queries import Queries, Shown
+from aelastic.agent.requests.queries import Queries, QueryResult
 from aelastic.base.host import control_sockets
 from aelastic.base.loop import clock
 from aelastic.observe.observer import EventStream, Observers
@@ -26,7 +26,7 @@ from aelastic.rdzv.protocol import requests as r
 LINE_S = 5.0
 FOLLOW_S = 0.3  # between two reads of a log that is followed
 FOLLOWED_S = 60.0  # how long the outcome of a request is awaited after its deadline
-Said = dict[str, Any]
+JsonObject = dict[str, Any]
 NO_ANSWER = "no answer from the leader; the request may or may not be carried out (check: aelastic status)"
 
 
@@ -48,7 +48,7 @@ async def serve(conn: socket.socket, queries: Queries, observers: Observers) -> 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: Answers) -> None:
     writer.transport.set_write_buffer_limits(0)  # so that drained data has been sent: an abort does not lose it
 
-    async def say(said: Said) -> None:
+    async def say(said: JsonObject) -> None:
         writer.write(json.dumps(said).encode() + b"\n")
         await writer.drain()
 
@@ -101,7 +101,7 @@ class Answers:
     def __init__(self, user: int, queries: Queries, observers: Observers) -> None:
         self._user, self._queries, self._observers = user, queries, observers
 
-    async def to(self, command: Command) -> AsyncIterator[Said]:
+    async def to(self, command: Command) -> AsyncIterator[JsonObject]:
         verb = command.verb
         if verb == "here":
             yield {"code": "ok", "folder": _folder(), **self._queries.status()}
@@ -122,20 +122,20 @@ class Answers:
             async for said in self._request(command):
                 yield said
 
-    async def status(self) -> Said:
+    async def status(self) -> JsonObject:
         shown = await self._queries.fetch(r.What.STATUS)
         whole = [text for (node_id, _), text in shown.found.items() if node_id not in shown.silent]
         nodes = [json.loads(text) for text in whole]
         absent = {"silent": [*shown.silent], "missing": shown.missing, "refused": {**shown.refused}}
         return {**_code(shown), "nodes": nodes, **absent}
 
-    async def _why(self) -> list[Said]:
+    async def _why(self) -> list[JsonObject]:
         """Returns why each generation of workers ended; their failures and steps are requested from other nodes."""
         ends = await self._queries.own_ends()
         if ends and not any(each["failure"] is None for each in ends) and not self._queries.has_steps_elsewhere:
             return ends
         shown = await self._queries.fetch(r.What.WHY)
-        of_node: dict[str, list[Said]] = {}
+        of_node: dict[str, list[JsonObject]] = {}
         for (node_id, _), text in shown.found.items():
             if node_id not in shown.silent:  # else it may be incomplete
                 of_node.setdefault(node_id, []).append(json.loads(text))
@@ -149,7 +149,7 @@ class Answers:
                 end["step"] = max((each["step"] for each in (end, told) if each["step"] is not None), default=None)
         return ends
 
-    async def _log(self, command: Command) -> AsyncIterator[Said]:
+    async def _log(self, command: Command) -> AsyncIterator[JsonObject]:
         """Yields the last piece of a worker's output; if it is followed, also later pieces while the job runs."""
         rank = command.rank
         status = await self.status()
@@ -179,7 +179,7 @@ class Answers:
                 return
             await anyio.sleep(FOLLOW_S)
 
-    async def _request(self, command: Command) -> AsyncIterator[Said]:
+    async def _request(self, command: Command) -> AsyncIterator[JsonObject]:
         verb, stream, deadline_s = r.Verb(command.verb), EventStream(), command.deadline_s
         by = f"by {await self._queries.users.of(self._user)}"
         reason = f"{by}: {command.reason}" if command.reason else by
@@ -229,13 +229,13 @@ async def _followed(stream: EventStream, within_s: float) -> AsyncIterator[str]:
                 pass
 
 
-def _keys(ends: Sequence[Said]) -> list[tuple[int, int]]:
+def _keys(ends: Sequence[JsonObject]) -> list[tuple[int, int]]:
     """Returns keys that match the ends of one node, latest first, with those of others: (round, later ends in it)."""
     rounds = [each["round"] or 0 for each in ends]
     return [(round_, rounds[:number].count(round_)) for number, round_ in enumerate(rounds)]
 
 
-def _code(shown: Shown) -> Said:
+def _code(shown: QueryResult) -> JsonObject:
     if shown.answer is None or not shown.answer.is_applied:
         text = NO_ANSWER if shown.answer is None else shown.answer.text
         return {"code": "no-answer" if shown.answer is None else "refused", "text": text}

@@ -47,7 +47,7 @@ NO_REMOTE = "this node does not answer requests from other nodes (--no-remote-re
 NOT_TOLD = "logs of another node are shown only if the job has a secret (--secret-file)"
 
 
-class Shown(Record):
+class QueryResult(Record):
     """The nodes' answers to a query."""
 
     found: Mapping[tuple[str, str], str]  # by node and key
@@ -98,7 +98,7 @@ class Queries:
             answer = await mailbox.next(clock.now() + ANSWER_S)
             return answer if isinstance(answer, r.Answer) else None
 
-    async def fetch(self, what: r.What, **fields: Any) -> Shown:
+    async def fetch(self, what: r.What, **fields: Any) -> QueryResult:
         """Sends a query; returns the answers that arrive in time."""
         answer: r.Answer | None = None
         found: dict[tuple[str, str], str] = {}
@@ -129,7 +129,7 @@ class Queries:
                         found[node_id, key] = value
         silent = () if answer is None else tuple(sorted({*answer.nodes} - done))
         missing = 0 if answer is None else self._missing(answer, fetch.target)
-        return Shown(found, refused, silent, answer, missing)
+        return QueryResult(found, refused, silent, answer, missing)
 
     def _are_coming(self, answer: r.Answer, target: str) -> bool:
         """Returns whether, as far as is known, nodes of the round have yet to find the leader that answered."""

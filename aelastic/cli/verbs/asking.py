@@ -27,8 +27,8 @@ from aelastic.cli.verbs.jobs import (
     OF_RANKS,
     OF_THE_JOB,
     Jobs,
+    JsonObject,
     NoAnswerError,
-    Said,
 )
 from aelastic.diagnose.failures.failure import printable
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT, InputError
@@ -157,12 +157,12 @@ class _Asking:
         if args.more:
             parser.refuse(args.more)
 
-    def _answer(self) -> tuple[Said, Said]:
+    def _answer(self) -> tuple[JsonObject, JsonObject]:
         """Returns the answer of an agent of the job to this query, and the agent's description of itself."""
         socket_name, here = self._jobs.meant()[0]
         return self._jobs.answer(socket_name, verb=self._verb), here
 
-    def _conclude(self, said: Said, text: str = "", *, painted: str = "", about: str = "") -> int:
+    def _conclude(self, said: JsonObject, text: str = "", *, painted: str = "", about: str = "") -> int:
         """Prints the answer, as JSON or as text, and returns the exit code.
 
         Args:
@@ -218,7 +218,7 @@ class _Asking:
             return self._conclude(said, ended)
         return self._conclude(said, texts.why(said["why"], said["earlier"], said.get("held", "")))
 
-    def _why_ended(self) -> Said | None:
+    def _why_ended(self) -> JsonObject | None:
         """Returns the answer about a job that has ended; `None` if nothing is known of it.
 
         Raises:
@@ -266,7 +266,9 @@ class _Asking:
             raise NoAnswerError(
                 "error: stop: --at-save lets workers save, --now kills them: use one of the two", EXIT_INPUT
             )
-        asked: Said = {name: args[name] for name in ("node", "at_save", "force", "reason", "wait") if name in args}
+        asked: JsonObject = {
+            name: args[name] for name in ("node", "at_save", "force", "reason", "wait") if name in args
+        }
         asked["verb"] = "cancel" if args.get("cancel") else "kill" if args.get("now") else self._verb
         if "deadline" in args:
             asked["deadline_s"] = args["deadline"]
@@ -282,7 +284,7 @@ class _Asking:
                 _write(printable(f"{job}: {said['text']}"))
         raise AssertionError("the last answer ends it")
 
-    def _agent_of(self, args: Mapping[str, Any]) -> tuple[str, Said]:
+    def _agent_of(self, args: Mapping[str, Any]) -> tuple[str, JsonObject]:
         """Returns an agent of the job; the only one, if the request is about its own node.
 
         Raises:

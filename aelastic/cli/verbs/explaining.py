@@ -37,7 +37,7 @@ from aelastic.tools.timeline.reader import Entry, recovered_in
 Json = dict[str, Any]
 
 
-class Told(NamedTuple):
+class RecordedEnd(NamedTuple):
     """The end of a round, as in a record."""
 
     reason: str
@@ -56,7 +56,7 @@ class Round:
         self.decision: Decision | None = None  # None in logs of older versions
         self._has_failed = False  # for these
         self._last_steps: dict[str, int] = {}  # by node
-        self._ends: dict[bool, Told] = {}  # the first records of a restart, and of the job's end
+        self._ends: dict[bool, RecordedEnd] = {}  # the first records of a restart, and of the job's end
         self._recovered: Recovered | None = None  # of the next round, as one node reports its workers
         self._is_left_in_place = False
         self.failures: dict[int, ProcessFailure] = {}  # by rank
@@ -84,7 +84,7 @@ class Round:
                     self.failures.setdefault(failure.rank, failure)
                 if reason := entry.text("reason"):
                     has_failed = entry.text("cause") == "failure" or record.get("failure") is not None
-                    told = Told(reason, from_json(record.get("decision")), at, has_failed)
+                    told = RecordedEnd(reason, from_json(record.get("decision")), at, has_failed)
                     self._ends.setdefault(event != "restarting", told)
                 self._is_left_in_place |= event == "restarting" and record.get("in_place") is True
             case "not_recovered":

@@ -18,9 +18,9 @@ from aelastic.errors import EXIT_INPUT
 EXIT_NO_JOB, EXIT_NO_ANSWER = 3, 4
 # An agent waits 8 s for stacks from other nodes, 5 s for everything else.
 ANSWER_S = 10.0
-Said = dict[str, Any]
+JsonObject = dict[str, Any]
 _UNANSWERED = "no answer from the agent; the request may or may not have been carried out (check: aelastic status)"
-NO_ANSWER: Said = {"code": "no-answer", "text": _UNANSWERED}
+NO_ANSWER: JsonObject = {"code": "no-answer", "text": _UNANSWERED}
 
 # Commands whose first argument is not the job.
 OF_RANKS, OF_NODES = ("stacks", "logs"), ("drain", "cordon", "uncordon")
@@ -50,7 +50,7 @@ class Jobs:
         self._verb = argv[0]
         self._is_silent = False  # a live agent has not answered
 
-    def answers(self, socket_name: str, **asked: Any) -> Iterator[Said]:
+    def answers(self, socket_name: str, **asked: Any) -> Iterator[JsonObject]:
         """Yields the messages of an agent's answer; the last one is `NO_ANSWER` if the agent stops before the end."""
         if (conn := control_sockets.connect(self._folder, socket_name, ANSWER_S)) is not None:
             with conn, conn.makefile("r", encoding="utf-8") as lines, suppress(OSError, ValueError):
@@ -64,10 +64,10 @@ class Jobs:
             self._is_silent = True
         yield NO_ANSWER
 
-    def answer(self, socket_name: str, **asked: Any) -> Said:
+    def answer(self, socket_name: str, **asked: Any) -> JsonObject:
         return next(self.answers(socket_name, **asked))
 
-    def agents(self) -> list[tuple[str, Said]]:
+    def agents(self) -> list[tuple[str, JsonObject]]:
         """Returns all agents that answer, with the names of their control sockets."""
         answers = [
             (socket_name, self.answer(socket_name, verb="here"))
@@ -77,7 +77,7 @@ class Jobs:
             (socket_name, here) for socket_name, here in answers if here["code"] == "ok" and here["phase"] != "done"
         ]
 
-    def named(self) -> list[tuple[str, Said]]:
+    def named(self) -> list[tuple[str, JsonObject]]:
         """Returns the agents of the named job, or all if the command names none.
 
         Raises:
@@ -100,7 +100,7 @@ class Jobs:
             raise NoAnswerError(f"{what} runs on this machine{texts.ended(self.ended())}", EXIT_NO_JOB)
         return found
 
-    def meant(self) -> list[tuple[str, Said]]:
+    def meant(self) -> list[tuple[str, JsonObject]]:
         """Returns the agents of the one job that the command is about.
 
         Raises:
@@ -138,11 +138,11 @@ class Jobs:
 
     # Jobs that have ended.
 
-    def ended(self) -> list[Said]:
+    def ended(self) -> list[JsonObject]:
         """Returns the records that ended agents left, the latest first; only those that this version can read."""
         return [said for said in map(_left, control_sockets.left_in(self._folder)) if said is not None]
 
-    def ended_as(self, job: str) -> list[Said]:
+    def ended_as(self, job: str) -> list[JsonObject]:
         """Returns the records of ended jobs of that name, or else of names that begin with it."""
         ended = self.ended() if job else []
         same = [each for each in ended if each["run"]["run_id"] == job]
@@ -156,10 +156,10 @@ def _is_this_folder(folder: str) -> bool:
         return False
 
 
-def _left(data: bytes) -> Said | None:
+def _left(data: bytes) -> JsonObject | None:
     """Returns the record that an agent left; `None` if another version wrote it and it cannot be shown."""
     try:
-        said: Said = json.loads(data)
+        said: JsonObject = json.loads(data)
         if not said.get("run"):
             return None
         texts.has_ended(said)

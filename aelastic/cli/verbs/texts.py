@@ -12,7 +12,7 @@ from aelastic.diagnose.failures.failure import printable
 from aelastic.observe.status_text import counted, duration
 from aelastic.observe.ui.commands import Colour, Paint, plain
 
-Said = Mapping[str, Any]
+JsonObject = Mapping[str, Any]
 # Run ids that aelastic chose.
 GENERATED = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -20,7 +20,7 @@ GENERATED = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 COLOURS = {"running": Colour.GOOD, "held": Colour.BAD, "silent": Colour.BAD, "closed": Colour.BAD}
 
 
-def jobs(agents: Sequence[Said], paint: Paint = plain) -> str:
+def jobs(agents: Sequence[JsonObject], paint: Paint = plain) -> str:
     rows = [
         (
             each["run"]["run_id"], each["phase"], _since(each, each["run"]["began"]), str(each["run"]["pid"]),
@@ -31,18 +31,18 @@ def jobs(agents: Sequence[Said], paint: Paint = plain) -> str:
     return _table([("JOB", "STATE", "SINCE", "AGENT", "SCRIPT", "FOLDER"), *rows], paint)
 
 
-def program(agent: Said) -> str:
+def program(agent: JsonObject) -> str:
     """Returns what a job runs and where, which identifies a job without a name to people."""
     folder = agent.get("folder") or "a folder that is gone"
     return f"{agent['run']['entrypoint']} in {folder}"
 
 
-def briefly(agent: Said) -> str:
+def briefly(agent: JsonObject) -> str:
     """Returns a job's text in a list: its name, and what it runs."""
     return f"{short(agent['run']['run_id'])} ({program(agent)})"
 
 
-def ended(agents: Sequence[Said]) -> str:
+def ended(agents: Sequence[JsonObject]) -> str:
     """Returns a text about the jobs that ended within the last hour."""
     names = [
         *dict.fromkeys(
@@ -58,7 +58,7 @@ def short(run_id: str) -> str:
     return run_id[:8] if GENERATED.fullmatch(run_id) else run_id
 
 
-def has_ended(agent: Said) -> str:
+def has_ended(agent: JsonObject) -> str:
     """Returns a sentence that tells when and how a job ended."""
     ago = duration((datetime.now(UTC) - datetime.fromisoformat(agent["time"])).total_seconds())
     run_id, how = agent["run"]["run_id"], agent["reason"] or agent["state"]
@@ -66,7 +66,11 @@ def has_ended(agent: Said) -> str:
 
 
 def status(
-    nodes: Sequence[Said], silent: Iterable[str], refused: Mapping[str, str], agent: Said, paint: Paint = plain
+    nodes: Sequence[JsonObject],
+    silent: Iterable[str],
+    refused: Mapping[str, str],
+    agent: JsonObject,
+    paint: Paint = plain,
 ) -> str:
     """Returns two lines about the job, and one for each node; `*` marks the leader's.
 
@@ -113,18 +117,18 @@ def status(
     return "\n".join(lines)
 
 
-def _agreed(leader: Said) -> str:
+def _agreed(leader: JsonObject) -> str:
     known = leader.get("rendezvous")  # missing from agents of older versions
     return f" in term {known['term']}\n{known['text']}" if known else ""
 
 
-def why(ends: Sequence[Said], earlier: int = 0, held: str = "") -> str:
+def why(ends: Sequence[JsonObject], earlier: int = 0, held: str = "") -> str:
     """Returns why workers ended; `earlier` is how many ends came before these."""
     more = f"{counted(earlier, 'earlier end')} not shown: add -n {earlier + len(ends)}" if earlier else ""
     return "\n".join(filter(None, [held, *map(_end, ends), more])) or "no workers have ended so far"
 
 
-def _end(end: Said) -> str:
+def _end(end: JsonObject) -> str:
     after = "" if end["after_s"] is None else f" after {duration(end['after_s'])}"
     step = "" if end["step"] is None else f", at step {end['step']}"
     in_place = end.get("in_place", False)  # missing from agents of older versions
@@ -164,7 +168,7 @@ def _ranks(first: int, count: int) -> str:
     return f"{first}" if count == 1 else f"{first}-{first + count - 1}"
 
 
-def _since(status: Said, moment: str) -> str:
+def _since(status: JsonObject, moment: str) -> str:
     return duration((datetime.fromisoformat(status["time"]) - datetime.fromisoformat(moment)).total_seconds())
 
 

@@ -2,8 +2,8 @@
 
 `leader` is one agent's candidacy and leadership.  It composes
 
-- `connections`, and the nodes behind them; `unheard`: reports that wait for a decision; `plans`: the whole plan of each
-  node; `absent`: nodes that were lost but may live
+- `connections`, and the nodes behind them; `pending_reports`: reports that wait for a decision; `plans`: the whole plan
+  of each node; `absent`: nodes that were lost but may live
 - `rdzv.log`: how the agents agree on the next entry; `job_state`: its content; `followers`: the nodes that vote;
   `leader_cell`: the endpoint's cell, and the open question to it
 - `coordinator`: rounds, restarts and the verdict, with `roster` (nodes), `first_cause` (why a round has ended),

@@ -25,9 +25,9 @@ from aelastic.rdzv.leader.coordinator_events import Broken, Lost, Reported
 from aelastic.rdzv.leader.first_cause import GRACE_S
 from aelastic.rdzv.leader.job_state import Participant
 from aelastic.rdzv.leader.leader_events import Action, Drop, Say
+from aelastic.rdzv.leader.pending_reports import PendingReports
 from aelastic.rdzv.leader.plans import Plans
 from aelastic.rdzv.leader.roster import some_of
-from aelastic.rdzv.leader.unheard import Unheard
 from aelastic.rdzv.log import node as log
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
@@ -103,7 +103,7 @@ class Connections:
     looks_s: float
     has_fixed_ranks: bool = False
     is_over: bool = False  # every node receives the verdict
-    unheard: Unheard = field(default_factory=Unheard)
+    pending: PendingReports = field(default_factory=PendingReports)
     plans: Plans = field(init=False)
     _woke_at: float = -math.inf  # when this process was last found to have slept
     _connections: dict[int, Connection] = field(default_factory=dict[int, Connection])  # longest silent first
@@ -239,7 +239,7 @@ class Connections:
             if may_live:  # its connection was reset, or it has another leader
                 self.absent.on_lost(node_id, now, is_unheard=is_leading and has_hung_up)
             self._graces[node_id] = now + GRACE_S
-            self.unheard.add(node_id, Broken(node_id, silent_s=now - connection.received_at), now)
+            self.pending.add(node_id, Broken(node_id, silent_s=now - connection.received_at), now)
         return self._answer_rivals(conn, now, is_alive=False)
 
     def on_deadline_passed(self, now: float, *, have_slept: bool) -> list[Action]:
@@ -253,12 +253,12 @@ class Connections:
             if silent.is_member and not silent.has_left:
                 self.absent.on_lost(silent.node_id, now, is_unheard=True)
                 lost = Lost(silent.node_id, f"silent for {lease_s:g} s", now - silent.received_at)
-                self.unheard.add(silent.node_id, lost, now)
+                self.pending.add(silent.node_id, lost, now)
                 actions.append(Say(conn, m.GivenUp()))
             actions.append(Drop(conn))
         for node_id, until in list(takewhile(lambda each: each[1] <= now, self._graces.items())):
             del self._graces[node_id]
-            self.unheard.add(node_id, Lost(node_id, "connection closed", now - until + GRACE_S), now)
+            self.pending.add(node_id, Lost(node_id, "connection closed", now - until + GRACE_S), now)
         for conn, _ in list(takewhile(lambda each: each[1].until <= now, self._probed.items())):
             actions += self._answer_rivals(conn, now, is_alive=False)
         return actions
@@ -302,10 +302,10 @@ class Connections:
                 return self._refuse(conn, "protocol error: a term that no log has counted to", now)
             case m.Status(node) if node.node_id == node_id:
                 connection.has_left, connection.log = message.left is not None, message.log
-                self.unheard.add(node_id, Reported(connection.locate(node), message), now)
+                self.pending.add(node_id, Reported(connection.locate(node), message), now)
                 return []
             case r.Fetch(asker) | r.Fetched(asker) if asker == node_id:
-                self.unheard.add(node_id, message, now)
+                self.pending.add(node_id, message, now)
                 return []
             case m.Status() | r.Fetch() | r.Fetched():
                 return self._refuse(conn, "protocol error: message for another node_id", now)
@@ -330,7 +330,7 @@ class Connections:
     def _refuse(self, conn: int, reason: str, now: float, *, is_final: bool = True) -> list[Action]:
         connection = self._forget(conn)
         if connection is not None and connection.is_member and not connection.has_left and not self.is_over:
-            self.unheard.add(connection.node_id, Lost(connection.node_id, reason), now)
+            self.pending.add(connection.node_id, Lost(connection.node_id, reason), now)
         return [Say(conn, m.Refused(reason, is_final)), Drop(conn, in_order=True)]
 
     # Two agents with one node rank.
@@ -358,7 +358,7 @@ class Connections:
                 continue  # gone in the meantime
             if not is_alive:
                 if silent is not None and not silent.has_left:  # it is lost since its last message
-                    self.unheard.add(silent.node_id, Broken(silent.node_id, silent_s=now - silent.received_at), now)
+                    self.pending.add(silent.node_id, Broken(silent.node_id, silent_s=now - silent.received_at), now)
                     silent = None
                 actions += self._admit_unless_rivalled(conn, now, dead=rival)
                 continue
@@ -402,7 +402,7 @@ class Connections:
         connection.host, connection.address = node.host, node.master_addr
         self._nodes_on.setdefault(node.host, {})[node_id] = None
         self._note_host(node_id, node.host)
-        self.unheard.add(node_id, Reported(node, status, True, silent_s=silent_s), now)
+        self.pending.add(node_id, Reported(node, status, True, silent_s=silent_s), now)
         self.plans.send_again(node_id)
         if notice:
             self.plans.change(node_id, m.Waiting(notice), now)
@@ -423,7 +423,7 @@ class Connections:
     def say(self, node_id: str, message: r.Answer | r.Show | r.Shown) -> list[Action]:
         """Sends a node a message, if it is connected."""
         conn = self._conn_of.get(node_id)
-        return [] if conn is None or node_id in self.unheard.first_reports else [Say(conn, message)]
+        return [] if conn is None or node_id in self.pending.first_reports else [Say(conn, message)]
 
     def decide(self, node_id: str, decision: m.LeaderMessage, now: float) -> list[Action]:
         """The leader has decided something about a node, so the node's plan changes.
@@ -435,7 +435,7 @@ class Connections:
             return []
         self.absent.on_back(node_id)
         conn = self._conn_of.get(node_id)
-        if conn is None or node_id in self.unheard.first_reports:
+        if conn is None or node_id in self.pending.first_reports:
             return []
         self._forget(conn)  # its later messages must not harm the agent that has replaced it
         self.plans.forget(node_id)
@@ -462,7 +462,7 @@ class Connections:
             if self._connections[conn].name in withheld:
                 self.plans.send(node_id)
                 continue
-            if node_id in self.unheard.first_reports:
+            if node_id in self.pending.first_reports:
                 plan = self.plans.empty
             else:
                 plan = self.plans.of(node_id, now)
@@ -512,5 +512,5 @@ class Connections:
         assert waiting <= rivalled, "an agent waits for another"
         has_hello = {conn for conn, each in self._connections.items() if each.hello is not None}
         assert has_hello == waiting, "a greeting is kept until its node is taken in"
-        self.unheard.validate()
+        self.pending.validate()
         self.absent.validate()

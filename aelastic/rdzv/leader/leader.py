@@ -763,12 +763,12 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _decide(self, now: float) -> list[ev.Action]:
         """Lets the coordinator decide what is due."""
-        unheard, core, actions = self.connections.unheard, self.coordinator, list[ev.Action]()
+        pending, core, actions = self.connections.pending, self.coordinator, list[ev.Action]()
         while self._may_decide:
             if core.version != self._version and not self.is_over:
                 self._propose(now)
                 actions += self._agree(now)  # at once, if this agent decides alone
-            elif (event := unheard.pop(now)) is not None:
+            elif (event := pending.pop(now)) is not None:
                 self._look_at_store(event, now)
                 actions += self._tell_coordinator(event, now)
                 self._note_read(event)
@@ -803,7 +803,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _tell_coordinator(self, event: CoordinatorEvent, now: float) -> list[ev.Action]:
         core = self.coordinator
-        core.forming.on_heard(is_all=self.connections.unheard.is_empty)
+        core.forming.on_heard(is_all=self.connections.pending.is_empty)
         sends = core.handle(event, now)
         if core.version != self._version and not self.is_over:
             self._withheld += sends

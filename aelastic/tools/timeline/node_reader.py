@@ -14,7 +14,7 @@ from aelastic.tools.timeline.model import (
     MarkKind,
     NodeStory,
     Recovery,
-    Told,
+    RestartNotice,
     WorkerOutcome,
 )
 from aelastic.tools.timeline.reader import Entry, Log, recovered_in
@@ -96,7 +96,9 @@ class NodeReader:
                 self._on_ended(entry, at)
             case "restarting":
                 in_place = entry.fields.get("in_place") is True
-                node.told.setdefault(entry.number("round"), Told(at, entry.text("cause"), _decided(entry), in_place))
+                node.told.setdefault(
+                    entry.number("round"), RestartNotice(at, entry.text("cause"), _decided(entry), in_place)
+                )
             case "run_ended":
                 node.closing, node.state, node.reason = "ended", entry.text("state"), _decided(entry)
             case _:

@@ -19,7 +19,7 @@ Event = Reported | Broken | Lost | r.Query
 
 
 @dataclass(slots=True)
-class Unheard:
+class PendingReports:
     """A queue of events of nodes, in the order in which they came."""
 
     # Node, event, and when it came; by number, in this order.

@@ -7,7 +7,7 @@ from typing import Any
 from kit.stories.coordinator import failure, node
 
 from aelastic.rdzv.leader.coordinator_events import Broken, Lost, Reported
-from aelastic.rdzv.leader.unheard import Event, Unheard
+from aelastic.rdzv.leader.pending_reports import Event, PendingReports
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 
@@ -26,19 +26,19 @@ def connected(name: str, past: m.Past = READY, **others: Any) -> Reported:
     return reported(name, past).replace(is_new=True, **others)
 
 
-def unheard(*events: Event) -> Unheard:
-    queue = Unheard()
+def pending(*events: Event) -> PendingReports:
+    queue = PendingReports()
     for event in events:
         add(queue, event)
     return queue
 
 
-def add(queue: Unheard, event: Event, now: float = 0.0) -> None:
+def add(queue: PendingReports, event: Event, now: float = 0.0) -> None:
     queue.add(event.node.node_id if isinstance(event, Reported) else event.node_id, event, now)
     queue.validate()
 
 
-def heard(queue: Unheard, now: float = 0.0) -> list[Event]:
+def heard(queue: PendingReports, now: float = 0.0) -> list[Event]:
     found = []
     while (event := queue.pop(now)) is not None:
         queue.validate()
@@ -48,43 +48,43 @@ def heard(queue: Unheard, now: float = 0.0) -> list[Event]:
 
 
 def test_of_a_node_the_newest_status_is_heard_at_the_place_of_the_first() -> None:
-    queue = unheard(reported("a", BUSY), reported("b"), reported("a", FAILED))
+    queue = pending(reported("a", BUSY), reported("b"), reported("a", FAILED))
     assert heard(queue) == [reported("a", FAILED), reported("b")]
 
 
 def test_what_a_node_said_before_it_reconnected_is_not_heard() -> None:
     left = reported("a", left=m.Left("a", "asked to stop"))
     events = connected("a", BUSY), reported("a", FAILED), FETCH, left, Broken("a"), connected("a"), reported("b")
-    queue = unheard(*events)
+    queue = pending(*events)
     assert queue.first_reports.keys() == {"a"}
     assert heard(queue) == [connected("a"), reported("b")]
 
 
 def test_what_a_node_forgets_as_it_is_welcomed_is_heard_of_its_first_status() -> None:
     alone = BUSY.replace(alone_s=0.5, has_spares=True)
-    queue = unheard(connected("a", alone))
+    queue = pending(connected("a", alone))
     add(queue, reported("a", FAILED), 2.0)
     (event,) = heard(queue, 2.0)
     assert isinstance(event, Reported)
     assert event.status.past == FAILED.replace(alone_s=2.5, has_spares=True)
-    queue = unheard(connected("a", alone), reported("a", BUSY.replace(round=6)))
+    queue = pending(connected("a", alone), reported("a", BUSY.replace(round=6)))
     assert heard(queue) == [connected("a", BUSY.replace(round=6))], "that was another round"
 
 
 def test_that_a_node_was_lost_is_not_heard_once_it_is_back() -> None:
-    queue = unheard(Broken("a"), Lost("a", "silent for 5 s"), Broken("b"), connected("a"))
+    queue = pending(Broken("a"), Lost("a", "silent for 5 s"), Broken("b"), connected("a"))
     assert heard(queue) == [Broken("b"), connected("a")]
 
 
 def test_what_becomes_of_a_node_after_its_last_status_is_heard_after_it() -> None:
-    queue = unheard(connected("a"), reported("a", FAILED), Broken("a"), Lost("a", "connection closed"))
+    queue = pending(connected("a"), reported("a", FAILED), Broken("a"), Lost("a", "connection closed"))
     first = connected("a", FAILED)
     assert queue.first_reports == {"a": first}
     assert heard(queue) == [first, Broken("a"), Lost("a", "connection closed")]
 
 
 def test_the_newest_status_of_a_new_connection_keeps_what_the_first_brought() -> None:
-    queue = unheard(connected("a", BUSY, silent_s=3.0), reported("a", FAILED))
+    queue = pending(connected("a", BUSY, silent_s=3.0), reported("a", FAILED))
     assert queue.first_reports == {"a": connected("a", FAILED, silent_s=3.0)}
     assert heard(queue) == [connected("a", FAILED, silent_s=3.0)]
 
@@ -93,7 +93,7 @@ def test_a_failure_that_was_told_before_the_connection_broke_is_as_old_as_was_to
     """Otherwise the break, which came later, would be blamed for the end of the round, and nothing would be charged."""
     others = FAILED.replace(failure=failure("a", exitcode=3))
     for before, failed_s in [(FAILED, 7.0), (BUSY, None), (others, None), (FAILED.replace(round=4), None)]:
-        queue = Unheard()
+        queue = PendingReports()
         add(queue, reported("a", before.replace(failure_age_s=2.0)), 100.0)
         add(queue, Broken("a"), 101.0)
         add(queue, connected("a", FAILED), 105.0)
@@ -101,7 +101,7 @@ def test_a_failure_that_was_told_before_the_connection_broke_is_as_old_as_was_to
 
 
 def test_a_failure_that_was_told_is_as_old_as_it_was_however_often_its_node_reconnects() -> None:
-    queue = Unheard()
+    queue = PendingReports()
     add(queue, reported("a", FAILED.replace(failure_age_s=2.0)), 100.0)
     for now in (105.0, 106.0):
         add(queue, connected("a", FAILED.replace(failure_age_s=50.0)), now)
@@ -116,7 +116,7 @@ def test_a_node_that_reports_again_before_it_is_heard_was_back_and_silent_since_
 
     A failure long after the node was back has nothing to do with the break of its connection.
     """
-    queue = Unheard()
+    queue = PendingReports()
     add(queue, connected("a", BUSY, silent_s=3.0), 100.0)
     add(queue, reported("a", FAILED), 160.0)
     (event,) = heard(queue, 170.0)
@@ -126,7 +126,7 @@ def test_a_node_that_reports_again_before_it_is_heard_was_back_and_silent_since_
 
 
 def test_a_connection_whose_first_status_is_heard_is_new_no_longer() -> None:
-    queue = unheard(connected("a", BUSY))
+    queue = pending(connected("a", BUSY))
     assert heard(queue) == [connected("a", BUSY)]
     add(queue, reported("a", FAILED))
     assert not queue.first_reports
@@ -134,7 +134,7 @@ def test_a_connection_whose_first_status_is_heard_is_new_no_longer() -> None:
 
 
 def test_a_status_is_as_old_as_the_last_that_replaced_it_and_all_else_as_when_it_came() -> None:
-    queue = Unheard()
+    queue = PendingReports()
     add(queue, reported("a", BUSY), 100.0)
     add(queue, Broken("b", age_s=1.0), 101.0)
     add(queue, Lost("c", "silent for 5 s"), 102.0)
@@ -147,12 +147,12 @@ def test_a_status_is_as_old_as_the_last_that_replaced_it_and_all_else_as_when_it
 
 def test_requests_for_information_are_all_heard_in_their_order() -> None:
     shown = r.Fetched("a", "a", "a-1", "", "text")
-    queue = unheard(reported("a", BUSY), FETCH, shown, FETCH.replace(ask_id="a-2"), reported("a", FAILED))
+    queue = pending(reported("a", BUSY), FETCH, shown, FETCH.replace(ask_id="a-2"), reported("a", FAILED))
     assert heard(queue) == [reported("a", FAILED), FETCH, shown, FETCH.replace(ask_id="a-2")]
 
 
 def test_however_often_a_node_reconnects_little_waits_while_nothing_is_committed() -> None:
-    queue = unheard(reported("b"))
+    queue = pending(reported("b"))
     for _ in range(1000):
         for event in (connected("a"), reported("a", BUSY), Broken("a")):
             add(queue, event)
