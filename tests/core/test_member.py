@@ -365,6 +365,17 @@ def test_a_leader_that_was_gone_is_followed_again_in_a_higher_term() -> None:
         assert [each.leader for each in of_kind(actions, ev.Connect)] == [cell.leader] * is_followed
 
 
+def test_a_silent_leader_is_followed_again_once_it_renews_the_cell() -> None:
+    """With `static` nobody else can lead, so its term stays the same after its machine was suspended."""
+    story = phases.following()
+    story.core.may_lead = False
+    while BOSS.token not in story.core.gone:
+        if ev.ReadCell() in story.pass_deadline():
+            story.tell(ev.CellAnswered(stored(renewals=7)))
+    assert story.tell(ev.CellAnswered(stored(renewals=7))) == []
+    assert of_kind(story.tell(ev.CellAnswered(stored(renewals=8))), ev.Connect)
+
+
 @pytest.mark.parametrize("lacks_quorum", [True, False])
 def test_a_node_that_gives_up_says_so_if_too_few_nodes_that_vote_could_be_reached(*, lacks_quorum: bool) -> None:
     story = phases.campaigning()

@@ -102,6 +102,7 @@ SINGLES = {
         Single("cut_off_from_nodes", 2 * LEASE_S),  # but it still reaches the endpoint
         Single("deaf_to_nodes", 2 * LEASE_S),
     ],
+    "static": [Single("agent_stopped", LONG_S, is_missed=False)],  # nobody else can lead
     "etcd-v3": [Single("agent_killed"), Single("cut_off", LONG_S), Single("deaf", 2 * LEASE_S)],
 }
 if EFFORT == "soak":

@@ -291,6 +291,8 @@ class Member(Machine[Event, Action]):
             self._job_before = committed.log
             return self._campaign(now)
         leader = None if stored is None else stored.leader
+        if leader is not None and leader.token == self._silent:
+            self._note_renewal(leader, now)
         is_gone = leader is None or leader.token in self.gone or leader.node_id == self.node_id
         is_gone |= leader is not None and self._renews_nothing(leader, now)
         self.sight.note_gone(is_gone=is_gone or self.sight.still_s(now) >= self.lease_s)
@@ -306,6 +308,16 @@ class Member(Machine[Event, Action]):
         if term > known:
             self._note_alive(token)
         self._highest = max(self._highest, term)
+
+    def _note_renewal(self, leader: m.LeaderAt, now: float) -> None:
+        """A leader whose end was not seen renews the cell again: it was suspended, and nobody else leads meanwhile.
+
+        With `static` nobody else can.
+        """
+        is_renewed = self.sight.still_s(now) < self.lease_s * SILENT_SHARE
+        if is_renewed and leader.token in self.gone:
+            self._note_alive(leader.token)
+            self.is_gone = False
 
     def _renews_nothing(self, leader: m.LeaderAt, now: float) -> bool:
         """Returns whether a leader that this node has lost is gone, because it does not renew the cell either."""
