@@ -105,8 +105,8 @@ def _told_by(status: Status, before: Status | None) -> list[NodeMessage]:
         told.append(Succeeded(node_id, past.round))
     if past.failure is not None and was is not None and was.failure is None:
         told.append(Failed(node_id, past.round, past.failure, past.failure_age_s))
-    known = () if before is None else before.asks
-    return [*told, *(ask for ask in status.asks if before is not None and ask not in known)]
+    known = () if before is None else before.asks  # a request may come with the first status
+    return [*told, *(ask for ask in status.asks if ask not in known)]
 
 
 class ObservedLink(AgentLink):
