@@ -615,6 +615,17 @@ def test_a_voter_that_led_tells_a_founder_which_of_its_followers_have_ended() ->
     assert must(leading.establish(leader)).mandate is Mandate.FOUNDING
 
 
+@pytest.mark.parametrize("has_entry", [False, True])
+def test_a_log_of_which_only_the_id_is_known_is_forgotten_if_its_leader_wrote_no_entry_into_the_cell(
+    *, has_entry: bool
+) -> None:
+    """Nobody who answers ever had a vote, and the endpoint was wiped; its last leader began an incarnation, and ended."""
+    begun = cell_of(FIRST if has_entry else None, "x").replace(log=FIRST.log)
+    leader = leading.campaign(Node("s", committed=after(FIRST).id), 1000, 1, has_listened=True)
+    found = leading.establish(locked(leader, begun))
+    assert (found is not None and found.given_up == after(FIRST).id) is not has_entry
+
+
 def test_an_older_log_whose_quorum_answers_continues() -> None:
     leader = leading.on_connected(founding(), "a", status(1000))
     leader = must(leading.establish(leading.on_connected(leader, "b", status(1000))))

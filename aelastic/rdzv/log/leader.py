@@ -415,10 +415,16 @@ def may_found(leader: Leader, heard: Entry, votes: Votes) -> bool:
 def may_found_beside(leader: Leader, heard: EntryId) -> bool:
     """Founding, if nobody who answers ever had a vote: the endpoints have forgotten the log, and only its id is known.
 
+    An endpoint has also forgotten it if a leader of that log began its incarnation, but has written no entry there.
     Nobody can tell which of its nodes may live, no more than an agent that knows of no log can: these are two jobs.
     """
-    others = [view for view in leader.views if view and view.log != heard.log]
-    return leader.has_listened and 2 * len(others) > len(leader.views)
+    forgotten = [view for view in leader.views if view and has_forgotten(view, heard)]
+    return leader.has_listened and 2 * len(forgotten) > len(leader.views)
+
+
+def has_forgotten(view: View, heard: EntryId) -> bool:
+    is_empty = view.committed is None and view.accepted is None
+    return is_empty or view.log != heard.log
 
 
 def adopted(leader: Leader) -> Entry | None:
