@@ -21,7 +21,7 @@ from aelastic.diagnose.hangs.options import (
     ExpectedOutput,
 )
 from aelastic.errors import InputError
-from aelastic.workers.numa import NUMA_BINDINGS
+from aelastic.workers.options import NUMA_BINDINGS
 
 # Rules for a caller's values: each returns what to use instead, or an empty text if the value is valid.
 

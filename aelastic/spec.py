@@ -28,7 +28,7 @@ from aelastic.settings import (
     in_words,
 )
 from aelastic.settings import Std as Std  # noqa: PLC0414  this is its documented place
-from aelastic.workers.numa import NumaBinding
+from aelastic.workers.options import NumaBinding
 
 if TYPE_CHECKING:
     from aelastic.rdzv.settings import RendezvousSettings

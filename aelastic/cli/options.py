@@ -52,7 +52,7 @@ from aelastic.settings import (
     all_of,
     optional,
 )
-from aelastic.workers.numa import NUMA_BINDINGS
+from aelastic.workers.options import NUMA_BINDINGS
 
 # Among the shells that shtab knows; torchrun has the first three if shtab is not installed.
 COMPLETION_SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")

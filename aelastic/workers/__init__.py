@@ -8,10 +8,11 @@
 - `mp_fork_server`: a module that the fork server of `multiprocessing` preloads
 - `guard`: the process that kills an agent's workers when the agent dies; `guard_process`: the agent's side of it
 - `requirements`: what a job requires of this machine: its program, and torch
+- `options`: what a user can set
 - `numa`: which CPUs a worker may run on (a core); `topology` reads the machine's layout, `affinity` binds
 """
 
 __all__ = [
-    "affinity", "backend", "caches", "children", "functions", "guard", "guard_process", "numa", "requirements",
-    "states", "topology",
+    "affinity", "backend", "caches", "children", "functions", "guard", "guard_process", "numa", "options",
+    "requirements", "states", "topology",
 ]  # fmt: skip

@@ -11,13 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, assert_never, get_args
+from typing import assert_never
 
 from aelastic.errors import InputError
-
-# Which CPUs near its device a worker gets (torch: `torch.numa.binding.AffinityMode`).
-NumaBinding: TypeAlias = Literal["node", "socket", "exclusive", "core-complex"]
-NUMA_BINDINGS: tuple[str, ...] = get_args(NumaBinding)
+from aelastic.workers.options import NumaBinding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,8 @@ from aelastic.base.host.files import text_of
 from aelastic.base.host.programs import ProgramError, output_of
 from aelastic.base.loop.threads import run_sync
 from aelastic.errors import InputError
-from aelastic.workers.numa import NumaBinding, Topology, cpus_of_worker, ranges
+from aelastic.workers.numa import Topology, cpus_of_worker, ranges
+from aelastic.workers.options import NumaBinding
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from kit.effort import examples
 from kit.workers.machines import WORKERS, Cpu, Machine, TorchOn, machine, our_cpus
 
 from aelastic.workers import topology
-from aelastic.workers.numa import NUMA_BINDINGS, ranges
+from aelastic.workers.numa import ranges
+from aelastic.workers.options import NUMA_BINDINGS
 
 MACHINES = {
     "one node": machine(sockets=1, nodes=1, gpu_nodes=(0, 0)),
