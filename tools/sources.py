@@ -114,22 +114,6 @@ def find(module: Source, expr: ast.expr | str) -> tuple[Source, ast.stmt] | None
     return None
 
 
-def members_of_union(module: Source, expr: ast.expr) -> list[tuple[Source, ast.ClassDef]]:
-    """The classes of `A | B | Other`, where aliases are followed."""
-    if isinstance(expr, ast.BinOp):
-        return members_of_union(module, expr.left) + members_of_union(module, expr.right)
-    found = find(module, expr)
-    if found is None:
-        raise LookupError(f"{module.name}: nothing is found for {ast.unparse(expr)}")
-    home, made = found
-    if isinstance(made, ast.ClassDef):
-        return [(home, made)]
-    value = getattr(made, "value", None)
-    if value is None:
-        raise LookupError(f"{module.name}: {ast.unparse(expr)} is no union of classes")
-    return members_of_union(home, value)
-
-
 def fields_of(module: Source, cls: ast.ClassDef) -> list[Field]:
     return [
         Field(stmt.target.id, ast.unparse(stmt.annotation), module.comment_of(stmt))

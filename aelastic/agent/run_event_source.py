@@ -137,7 +137,7 @@ class RunEventSource:
                 return [*self._ended_now(event, now), *self._not_recovered(self._why_given_up())]
             case Replaced(generation, local_rank) if generation == group.generation:
                 self._ended.discard(local_rank)
-                return self._not_recovered(self._why_given_up()) if self._is_given_up() else []
+                return self._given_up()
             case Spawned(generation, ids, warm) if generation == self._generation and self._phase in _STARTING:
                 return [ev.WorkersStarted(generation, ids, warm)]
             # Otherwise the group ignored the report.
@@ -146,7 +146,7 @@ class RunEventSource:
                 rank = group.workers[local_rank].global_rank
                 self._left_at = now
                 found = ev.Noticed(event.generation, local_rank, rank, event.by, reason, True, event.silent_s)
-                return [found, *(self._not_recovered(self._why_given_up()) if self._is_given_up() else [])]
+                return [found, *self._given_up()]
             case Exited():
                 return self._ended_now(event, now)
             case Interrupted():
@@ -179,6 +179,10 @@ class RunEventSource:
         if self._phase is Phase.RUNNING:
             self._left_at = now if event.gone_at is None else event.gone_at
         return self._worker_ended(event, now)
+
+    def _given_up(self) -> list[ev.RunEvent]:
+        """Reports why workers that should have continued in place are stopped, if they are."""
+        return self._not_recovered(self._why_given_up()) if self._is_given_up() else []
 
     def _is_given_up(self) -> bool:
         """Returns whether workers that should have continued in place are stopped instead."""
