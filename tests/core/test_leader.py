@@ -483,6 +483,18 @@ def test_a_founder_gives_no_vote_to_a_voter_of_the_log_that_it_gives_up() -> Non
     assert plan is not None and must_join_anew(term.logs["b"], plan)
 
 
+def test_a_leader_gives_no_vote_to_a_node_of_another_log_that_has_not_joined_anew() -> None:
+    """The bug: such a node got half of the votes, and could not use them."""
+    term = voting("ab", nodes=(1, 3))
+    older = first_entry(TERM - 1, "cd", "cd", ("1d",))
+    term.logs["c"] = Node("c", TERM - 1, committed=older)
+    term.join("c", past=m.Past(m.NodePhase.READY, 1, TERM - 1))
+    term.live_until(term.now + 1.0)
+    restarts(term, "ab")
+    assert list(term.coordinator.roster.participants) == ["a", "b", "c"]
+    assert committed(term).voters == ("a", "b")
+
+
 def another_cell(term: Term, *, renewals: int = 0, number: int = TERM + 5) -> m.StoredCell:
     """Another agent has locked the cell."""
     assert term.stored is not None

@@ -464,8 +464,11 @@ class Leader(Machine[ev.Event, ev.Action]):
         before = committed.voters if isinstance(committed, Entry) else ()
         if not self.do_nodes_vote or state.last_round is None:
             return ()
-        # A voter of the log that was given up keeps its promises there until it joins under another name.
-        promised = self._given_up.voters if committed is None and self._given_up is not None else ()
+        # A voter of another log keeps its promises there until it joins under another name.
+        statuses = [(name, log_of(status.committed)) for _, name, status in self.connections.statuses()]
+        promised = {name for name, log in statuses if log not in {None, log_of(committed)}}
+        if committed is None and self._given_up is not None:
+            promised |= set(self._given_up.voters)
         hosts: dict[str, str] = {}
         for each in state.last_round.participants:
             if each.name not in promised and (each.vote_port or each.name in before):

@@ -90,6 +90,8 @@ class Charges:
         """What the end of round `last` may cost, given the round that follows it."""
         failures = [at for at, _, _ in last.failures if at < next_.began_at]
         faults = [fault for fault in self.faults if self._concerns(fault, last, next_)]
+        if last.has_late_failure:
+            return EITHER  # the next round may have been decided already
         if any(fault.kind == "clock" for fault in faults):
             return EITHER
         if len(last.heard) < last.common[-1]:

@@ -22,6 +22,7 @@ from kit.simulated.endpoint import Endpoint
 from kit.simulated.insight import (
     Coordination,
     connection_of,
+    coordination_of,
     has_connection,
     is_member,
     name_of,
@@ -64,6 +65,9 @@ class Round:
     heard: dict[str, m.Assigned] = field(default_factory=dict)
     # Each worker that failed by itself: when, host and rank. Victims of such a failure are not included.
     failures: list[tuple[float, str, int]] = field(default_factory=list)
+    has_late_failure: bool = (
+        False  # a worker failed when its leader had proposed an entry: perhaps that of the next round
+    )
     ended_at: float = 1e9  # when its nodes learn that it is over
     named: tuple[str, int] | None = None  # the worker whose failure ended it: host and rank
     done: set[str] = field(default_factory=set)  # its nodes that finished and are gone
@@ -377,8 +381,12 @@ class Checks:
 
     def worker_failed(self, agent: Agent, rank: int) -> None:
         """A worker fails by itself."""
+        self._note_failure(agent, rank, self._world.now)
+
+    def _note_failure(self, agent: Agent, rank: int, at: float) -> None:
         of = self._round_of[agent.node_id]
-        of.failures.append((self._world.now, agent.host, rank))
+        of.failures.append((max(at, of.began_at), agent.host, rank))
+        of.has_late_failure |= any(each.has_proposed for each in self._leaders)
         self.failed_in.add(of)
 
     def workers_gone(self, agent: Agent) -> None:
@@ -476,6 +484,11 @@ class Checks:
         leader = agent.link._member.leader if agent.link is not None else None
         hosts = {each.node_id: each.host for each in self.agents}
         return agent.host if leader is None else hosts[leader.node_id]
+
+    @property
+    def _leaders(self) -> list[Coordination]:
+        found = [coordination_of(agent) for agent in self.agents if agent.is_alive]
+        return [each for each in found if each is not None]
 
     @property
     def _running(self) -> list[Agent]:

@@ -203,9 +203,8 @@ class InPlaceChecks(Checks):
         assigned = agent.in_round
         if process.has_failed or assigned is None:
             return
-        process.has_failed, of = True, self._round_of[agent.node_id]
-        of.failures.append((max(at, of.began_at), agent.host, assigned.ranks.first_rank + process.local_rank))
-        self.failed_in.add(of)
+        process.has_failed = True
+        self._note_failure(agent, assigned.ranks.first_rank + process.local_rank, at)
 
     def after(self, agent: InPlaceAgent, event: g.Event, lines: list[run.RunEvent]) -> None:
         book = self._books[agent.node_id]

@@ -18,7 +18,7 @@ from aelastic.rdzv.leader.leader import Leader
 from aelastic.rdzv.leader_server import LeaderServer
 from aelastic.rdzv.log import leader as leading
 from aelastic.rdzv.log import votes
-from aelastic.rdzv.log.entries import log_of
+from aelastic.rdzv.log.entries import Entry, log_of
 from aelastic.rdzv.member import member_events as m
 from aelastic.rdzv.protocol.messages import (
     Failed,
@@ -60,6 +60,11 @@ class Coordination:
         return not self._leader.log.mandate
 
     @property
+    def has_proposed(self) -> bool:
+        """Whether it has proposed an entry that is not committed."""
+        return self._leader.log.proposal is not None
+
+    @property
     def has_stepped_down(self) -> bool:
         return self._leader.has_stepped_down
 
@@ -72,7 +77,8 @@ class Coordination:
         voters = set(last.voters)
         found = leading.phase_1_votes(log)
         found = found.replace(answered=found.answered | (voters & living))
-        if votes.mandate(last.configuration, found):
+        is_known_whole = isinstance(log.node.committed, Entry)  # else only voters that are gone know who decides
+        if is_known_whole and votes.mandate(last.configuration, found):
             return set()
         return voters - found.known - found.replaced
 
