@@ -1,105 +1,32 @@
-"""Settings of workers: their types and constants, and the rule for each field of a `WorkerSpec`.
-
-Values are checked here, whether they come from a program, the command line or a `LaunchConfig`.
-"""
+"""What the fields of a `WorkerSpec` may be: their types and constants, their rules, and the readers of their texts."""
 
 from __future__ import annotations
 
 import math
 import re
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from enum import IntFlag
-from functools import partial
-from operator import index
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from aelastic.diagnose.hangs.options import (
-    HANG_ACTIONS,
-    HANG_SIGNALS,
-    HANG_TIMEOUT_MIN_S,
-    ExpectedOutput,
+from aelastic.base.setting import (
+    INT,
+    NAME_MAX,
+    PATH,
+    REAL,
+    STR,
+    all_of,
+    are_ranks,
+    is_int,
+    is_real,
+    is_sequence,
+    optional,
+    rule,
 )
+from aelastic.base.texts import keep, read_as, read_seconds
+from aelastic.diagnose.hangs.options import pattern_problem
 from aelastic.errors import InputError
-from aelastic.workers.options import NUMA_BINDINGS
-
-# Rules for a caller's values: each returns what to use instead, or an empty text if the value is valid.
-
-Rule: TypeAlias = Callable[[Any], str]
-
-
-def rule(holds: Callable[[Any], bool], remedy: str) -> Rule:
-    return lambda value: "" if holds(value) else remedy
-
-
-def all_of(*rules: Rule) -> Rule:
-    """Combines rules in order, so that a range may rely on the type rule before it."""
-    return lambda value: next((remedy for each in rules if (remedy := each(value))), "")
-
-
-def optional(kind: Rule, *more: Rule) -> Rule:
-    """Accepts `None`, or a value of a kind that satisfies the other rules."""
-
-    def check(value: Any) -> str:
-        if value is None:
-            return ""
-        return f"{remedy}, or None" if (remedy := kind(value)) else all_of(*more)(value)
-
-    return check
-
-
-def one_of(*choices: str) -> Rule:
-    """Returns a rule that accepts one of these words, which it has as `args[0]`."""
-    return partial(_none_of, choices)
-
-
-def _none_of(choices: Sequence[str], value: Any) -> str:
-    return "" if value in choices else f"use one of {', '.join(choices)}"
-
-
-def in_words(value: Any) -> str:
-    """Formats a value for a message; for a huge int, which Python may refuse to print, its size."""
-    is_huge = isinstance(value, int) and not is_real(value)
-    return f"an int of {value.bit_length()} bits, which is too large" if is_huge else repr(value)
-
-
-def is_real(value: Any) -> bool:
-    try:
-        return hasattr(value, "__float__") and isinstance(float(value), float)
-    except (TypeError, ValueError, OverflowError):
-        return False
-
-
-def is_int(value: Any) -> bool:
-    try:
-        return is_real(index(value))
-    except TypeError:
-        return False
-
-
-def is_sequence(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-def are_texts(value: Any) -> bool:
-    return is_sequence(value) and all(isinstance(each, str) for each in value)
-
-
-def are_ranks(value: Any) -> bool:
-    return isinstance(value, Collection) and all(map(is_int, value))
-
-
-# A number may be numpy's, and a path may be any that the system accepts.
-INT = rule(is_int, "use an int")
-REAL = rule(is_real, "use a number")
-STR = rule(lambda value: isinstance(value, str), "use a str")
-PATH = rule(lambda value: isinstance(value, str) or hasattr(value, "__fspath__"), "use a Path")
-BOOL = rule(lambda value: isinstance(value, bool), "use a bool")
-MAPPING = rule(lambda value: isinstance(value, Mapping), "use a dict")
-TEXTS = rule(are_texts, "use a tuple or list of texts")
-NOT_NEGATIVE = rule(lambda value: value >= 0, "use 0 or more")
-SECONDS = rule(lambda value: 0 <= value < math.inf, "use seconds, 0 or more")
-
 
 # The types of a spec.
 
@@ -179,42 +106,44 @@ def streams_of(streams: Streams, local_rank: int) -> Std:
     return Std(int(streams if isinstance(streams, int) else streams.get(local_rank, Std.NONE)))
 
 
+# Rules, by field.
+
+ENTRYPOINT = all_of(
+    rule(lambda value: isinstance(value, str) or callable(value), "use the name of a program, or a function"),
+    rule(bool, "name a program or pass a function"),
+)
+ARGS = rule(is_sequence, "use a tuple or list of arguments")
+ROLE = all_of(STR, rule(lambda role: len(role) <= NAME_MAX, f"use {NAME_MAX} characters at most"))
+LOCAL_WORLD_SIZE = all_of(
+    INT,
+    rule(lambda value: value >= 1, "at least 1 worker is needed"),
+    rule(lambda value: value <= LOCAL_WORLD_SIZE_MAX, f"use at most {LOCAL_WORLD_SIZE_MAX}"),
+)
+INTERVAL = all_of(REAL, rule(lambda value: 0 < value < math.inf, "use seconds above 0"))
+RENDEZVOUS_HANDLER = optional(rule(lambda value: hasattr(value, "next_rendezvous"), "use a torch RendezvousHandler"))
+PORT = optional(INT, rule(lambda port: 0 <= port <= PORT_MAX, f"use a port from 0 (a free one) to {PORT_MAX}"))
+# It is used in environments, stores and logs.
+RUN_ID = optional(STR, rule(lambda value: not set(value) & {*"\0\n\r"}, "use a run id without line breaks and NUL"))
+LOG_BYTES = optional(INT, rule(lambda size: size >= LOG_BYTES_MIN, f"use {LOG_BYTES_MIN} (1M) or more"))
+DRAIN_SIGNAL = rule(
+    lambda value: value in [each for each in signal.Signals if each not in (signal.SIGKILL, signal.SIGSTOP)],
+    "use a signal that can be handled",
+)
+TEXTFILE = optional(
+    PATH,
+    rule(
+        lambda path: str(path).endswith(TEXTFILE_SUFFIX),
+        f"use a name that ends in {TEXTFILE_SUFFIX}: node_exporter reads no others",
+    ),
+)
+
+
 def _are_streams(value: Any) -> bool:
     by_rank = value if isinstance(value, Mapping) else {0: value}
     return are_ranks(by_rank) and all(is_int(each) and 0 <= each <= Std.ALL for each in by_rank.values())
 
 
-# Output that is expected, or shows progress.
-
-
-def is_expected(expected: Any) -> bool:
-    """Whether it is an `ExpectedOutput` with a text, seconds, and ranks."""
-    is_one = isinstance(expected, ExpectedOutput) and are_texts([expected.pattern]) and is_real(expected.within_s)
-    return is_one and (expected.ranks is None or are_ranks(expected.ranks))
-
-
-def expected_problem(expected: ExpectedOutput) -> str:
-    """Returns what is wrong with expected output."""
-    if expected.ranks is not None and not expected.ranks:
-        return "ranks is empty: list some, or use None for all"
-    return pattern_problem(expected.pattern) or silence_problem(expected.within_s)
-
-
-def silence_problem(timeout_s: float) -> str:
-    """Returns what is wrong with a time after which a silent worker is considered hung."""
-    is_seen = HANG_TIMEOUT_MIN_S <= timeout_s < math.inf
-    return "" if is_seen else "use 1 second or more: workers are checked once a second"
-
-
-def pattern_problem(pattern: str) -> str:
-    """Returns why the text is not a valid pattern for output."""
-    if not pattern:
-        return "the pattern is empty and matches every line"
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        return f"the pattern {pattern!r} is not a regular expression ({error})"
-    return ""
+STREAMS = rule(_are_streams, "use a Std, or a dict of them by local rank")
 
 
 def progress_problem(pattern: str) -> str:
@@ -226,13 +155,16 @@ def progress_problem(pattern: str) -> str:
     return ""
 
 
-# Rules.
+PROGRESS = optional(STR, progress_problem)
 
 
 def _is_rendezvous(value: Any) -> bool:
     from aelastic.rdzv.settings import RendezvousSettings  # not needed with one node
 
     return isinstance(value, RendezvousSettings)
+
+
+RENDEZVOUS = optional(rule(_is_rendezvous, "use RendezvousSettings"))
 
 
 def _modules_problem(names: Any) -> str:
@@ -242,14 +174,19 @@ def _modules_problem(names: Any) -> str:
     return ""
 
 
+PRELOAD = all_of(
+    rule(lambda value: value == "auto" or is_sequence(value), 'use a tuple of module names, or "auto"'),
+    _modules_problem,
+)
+
+
 def _policy_problem(text: Any) -> str:
     from aelastic.rdzv.restart_rules import problem_of  # not needed without a policy
 
     return problem_of(text)
 
 
-def _are_signs(signs: Any) -> bool:
-    return 0 < len(signs) == len({*signs} & {*HANG_SIGNALS})
+RESTART_POLICY = optional(STR, _policy_problem)
 
 
 def _is_grace(grace: Any) -> bool:
@@ -257,76 +194,70 @@ def _is_grace(grace: Any) -> bool:
     return is_time or grace in (None, "shutdown-timeout")
 
 
-NAME_MAX = 255  # characters of a name that is sent to other nodes (`rdzv.protocol.sense`)
-NAME = all_of(STR, rule(bool, "use a name that is not empty"))
-RANKS = optional(
-    rule(are_ranks, "use a frozenset of local ranks"), rule(lambda ranks: min(ranks, default=0) >= 0, "count from 0")
-)
-_STREAMS = rule(_are_streams, "use a Std, or a dict of them by local rank")
-RULES: Mapping[str, Rule] = {
-    "entrypoint": all_of(
-        rule(lambda value: isinstance(value, str) or callable(value), "use the name of a program, or a function"),
-        rule(bool, "name a program or pass a function")),
-    "args": rule(is_sequence, "use a tuple or list of arguments"),
-    "role": all_of(STR, rule(lambda role: len(role) <= NAME_MAX, f"use {NAME_MAX} characters at most")),
-    "local_world_size": all_of(INT,
-        rule(lambda value: value >= 1, "at least 1 worker is needed"),
-        rule(lambda value: value <= LOCAL_WORLD_SIZE_MAX, f"use at most {LOCAL_WORLD_SIZE_MAX}")),
-    "max_restarts": all_of(INT, NOT_NEGATIVE),
-    "restart_policy": optional(STR, _policy_problem),
-    "monitor_interval": all_of(REAL, rule(lambda value: 0 < value < math.inf, "use seconds above 0")),
-    "rdzv": optional(rule(_is_rendezvous, "use RendezvousSettings")),
-    "rdzv_handler": optional(rule(lambda value: hasattr(value, "next_rendezvous"), "use a torch RendezvousHandler")),
-    "master_addr": optional(STR),
-    "master_port": optional(INT,
-        rule(lambda port: 0 <= port <= PORT_MAX, f"use a port from 0 (a free one) to {PORT_MAX}")),
-    # It is used in environments, stores and logs.
-    "run_id": optional(STR,
-        rule(lambda value: not set(value) & {*"\0\n\r"}, "use a run id without line breaks and NUL")),
-    "redirects": _STREAMS,
-    "tee": _STREAMS,
-    "log_dir": optional(PATH),
-    "log_max_bytes": optional(INT, rule(lambda size: size >= LOG_BYTES_MIN, f"use {LOG_BYTES_MIN} (1M) or more")),
-    "log_line_prefix_template": optional(STR),
-    "local_ranks_filter": RANKS,
-    "duplicate_stdout_filters": TEXTS,
-    "duplicate_stderr_filters": TEXTS,
-    "numa_binding": optional(STR, one_of(*NUMA_BINDINGS)),
-    "numa_fall_back": BOOL,
-    "virtual_local_rank": BOOL,
-    "event_log_handler": NAME,
-    "start_method": one_of(*START_METHODS),
-    "cache_dir": optional(PATH),
-    "preload": all_of(
-        rule(lambda value: value == "auto" or is_sequence(value), 'use a tuple of module names, or "auto"'),
-        _modules_problem),
-    "preload_from": STR,
-    "shutdown_timeout_s": all_of(REAL, SECONDS),
-    "restart_grace": rule(_is_grace, "use seconds, 0 or more, or shutdown-timeout"),
-    "exit_barrier_timeout_s": all_of(REAL, SECONDS),
-    "progress": optional(STR, progress_problem),
-    "hang_timeout_s": optional(REAL, silence_problem),
-    "hang_timeout_steps": optional(REAL,
-        rule(lambda times: 1 < times < math.inf, "use more than 1, times the median step, as in 5x")),
-    "hang_signals": all_of(
-        rule(is_sequence, f"use a tuple of one or more of {', '.join(HANG_SIGNALS)}"),
-        rule(_are_signs, f"use one or more of {', '.join(HANG_SIGNALS)}")),
-    "hang_action": one_of(*HANG_ACTIONS),
-    "recovery": one_of(*RECOVERIES),
-    "expect_output": optional(
-        rule(is_expected, "use an ExpectedOutput of a str, seconds, and ranks or None"), expected_problem),
-    "drain_signal": rule(
-        lambda value: value in [each for each in signal.Signals if each not in (signal.SIGKILL, signal.SIGSTOP)],
-        "use a signal that can be handled"),
-    "notice_file": optional(PATH),
-    "notice_command": optional(NAME),
-    "health_check": optional(NAME),
-    "hold_on_failure_s": optional(REAL, NOT_NEGATIVE),
-    "wrap": TEXTS,
-    "wrap_ranks": RANKS,
-    "linger_s": all_of(REAL, SECONDS),
-    "metrics_textfile": optional(PATH,
-        rule(lambda path: str(path).endswith(TEXTFILE_SUFFIX),
-             f"use a name that ends in {TEXTFILE_SUFFIX}: node_exporter reads no others")),
-    "env": optional(MAPPING),
-}  # fmt: skip
+RESTART_GRACE = rule(_is_grace, "use seconds, 0 or more, or shutdown-timeout")
+
+
+# Readers, by field.
+
+
+def read_workers(text: str) -> int | str:
+    """Reads a number of workers, or a word that names what to count, such as `gpu`."""
+    if text in {"auto", "cpu", "gpu", "xpu"}:
+        return text
+    workers = read_as(int, text, "use a number of workers, or auto, cpu, gpu or xpu")
+    keep(LOCAL_WORLD_SIZE, workers)
+    return workers
+
+
+def read_preload(text: str) -> Preload:
+    if text in {"auto", "off", ""}:
+        return "auto" if text == "auto" else ()
+    names = tuple(name.strip() for name in text.split(","))
+    if alone := {"auto", "off"}.intersection(names):
+        raise ValueError(f"{min(alone)} cannot be combined with modules: use it alone, or name only modules")
+    return tuple(dict.fromkeys(names))
+
+
+def read_filters(text: str) -> tuple[str, ...]:
+    """Reads texts separated by commas; two commas are a comma within a text."""
+    return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")) if text else ()
+
+
+def read_grace(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text  # a word
+
+
+def read_hold(text: str) -> float | None:
+    """Reads how long workers are left running after a failure: `hold`, `hold:SECONDS`; `None` for `stop`."""
+    what, colon, seconds = text.partition(":")
+    if what == "hold" and bool(seconds) == bool(colon):
+        return read_seconds(seconds) if seconds else math.inf
+    if text == "stop":
+        return None
+    raise ValueError("use stop, hold, or hold:SECONDS")
+
+
+def read_wrap(text: str) -> tuple[str, ...]:
+    """Reads a command, split as a shell would."""
+    if not text:
+        return ()
+    import shlex  # jobs without --wrap do not pay for these
+    import shutil
+
+    words = tuple(shlex.split(text))
+    if words and shutil.which(words[0]) is None:
+        raise ValueError(f"{words[0]} is not found: name a program that is on PATH")
+    return words
+
+
+def read_policy(text: str) -> str:
+    """Reads rules, or those in the file named after `@`."""
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the file cannot be read ({getattr(error, 'strerror', None) or error})") from None

@@ -131,6 +131,8 @@ def _class(module: Source, cls: ast.ClassDef, imported_from: str) -> str:
 
 
 def _fields(module: Source, cls: ast.ClassDef, arguments: dict[str, str]) -> list[str]:
+    if settings := _settings(module, cls):
+        return [table(("field", "type", "default", "option", ""), settings)]
     defaults = {
         ast.unparse(stmt.target): ast.unparse(stmt.value)
         for stmt in cls.body
@@ -147,6 +149,32 @@ def _fields(module: Source, cls: ast.ClassDef, arguments: dict[str, str]) -> lis
         if not each.name.startswith("_")
     ]
     return [table(("field", "type", "default", ""), rows)] if rows else []
+
+
+def _settings(module: Source, cls: ast.ClassDef) -> list[tuple[str, ...]]:
+    """A row for each field that is a setting: those of the class, then those of the classes that it inherits from."""
+    rows = list[tuple[str, ...]]()
+    for stmt in cls.body:
+        match stmt:
+            case ast.AnnAssign(target=ast.Name(name), value=ast.Call(func=ast.Name("setting"), args=args)):
+                default, _, text, *options = args
+                assert isinstance(text, ast.Constant), f"{cls.name}.{name}: its words are a plain string"
+                shown = "" if ast.unparse(default) == "REQUIRED" else _default(module, ast.unparse(default))
+                kind = code(ast.unparse(stmt.annotation))
+                rows.append((code(name), kind, shown, _option_name(options), str(text.value)))
+            case _:
+                pass
+    for base in cls.bases:
+        found = find(module, base)
+        if found is not None and isinstance(found[1], ast.ClassDef):
+            rows += _settings(found[0], found[1])
+    return rows
+
+
+def _option_name(options: list[ast.expr]) -> str:
+    texts = [each.value for option in options for each in ast.walk(option) if isinstance(each, ast.Constant)]
+    names = [name for text in texts if isinstance(text, str) for name in text.split()]
+    return next((code(name) for name in names if name.startswith("--")), "")
 
 
 def _default(module: Source, text: str | None) -> str:

@@ -12,6 +12,7 @@ import api_pages
 import cli_page
 import layers
 import metrics_page
+import rdzv_conf_page
 import troubleshooting_page
 from sources import ROOT
 
@@ -19,6 +20,7 @@ MAKERS: tuple[Callable[[], dict[str, str]], ...] = (
     api_pages.pages,
     cli_page.pages,
     metrics_page.pages,
+    rdzv_conf_page.pages,
     troubleshooting_page.pages,
     layers.pages,
 )

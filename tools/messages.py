@@ -15,9 +15,12 @@ from sources import Source, package
 
 LEVELS = {"warning", "error", "exception", "critical"}
 # What these raise becomes the reason in a line of the command line: "--nnodes 4:2: the minimum 4 is above …".
-READERS = ("aelastic.cli.converters", "aelastic.settings")
+READERS = (
+    "aelastic.base.texts", "aelastic.cli.options", "aelastic.diagnose.hangs.options", "aelastic.rdzv.settings",
+    "aelastic.settings",
+)  # fmt: skip
 # What these return is what to use instead of a value; the others give it as the last argument of `rule`.
-REMEDIES = ("aelastic.settings",)
+REMEDIES = ("aelastic.diagnose.hangs.options", "aelastic.settings")
 # In the rendezvous, what says why a round or a job ends, or a node or a connection is refused.
 VERDICTS = {"Lost", "Refused", "_succeeded", "_refuse", "_drop", "tell", "_lose_quorum"}
 # Makes the sentences about decisions.
@@ -77,7 +80,7 @@ def _remedies(module: Source) -> list[ast.expr]:
 
 def _said(call: ast.Call, scope: ast.AST, module: Source, ours: set[str]) -> list[str]:
     reasons = call.args if module.name.startswith("aelastic.rdzv.") and _last(call.func) in VERDICTS else []
-    if _last(call.func) in {"rule", "_read_as"}:
+    if _last(call.func) in {"rule", "read_as"}:
         reasons = call.args[1:]
     if call.args and _is_told(call.func, module, ours):
         first, *values = call.args

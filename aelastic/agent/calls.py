@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+from aelastic.base.setting import SECONDS, STR, Rule, in_words, is_int, is_sequence, optional, rule
 from aelastic.errors import InputError
 from aelastic.observe.observer import Observer
-from aelastic.settings import REAL, SECONDS, STR, Rule, all_of, in_words, is_int, is_sequence, optional, rule
 from aelastic.spec import WorkerSpec
 from aelastic.workers.backend import WorkerBackend
 
@@ -37,8 +37,8 @@ RULES: dict[str, Rule] = {
     "health_check_server": optional(rule(_is_server, "use a HealthCheckServer, or a function that makes one")),
     "reason": STR,
     "why": STR,
-    "deadline_s": all_of(REAL, SECONDS),
-    "at_save_s": optional(REAL, SECONDS),
+    "deadline_s": SECONDS,
+    "at_save_s": optional(SECONDS),
     "signum": rule(
         lambda value: is_int(value) and 1 <= value < signal.NSIG, "use the number of a signal, as in signal.SIGTERM"
     ),

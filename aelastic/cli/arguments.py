@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aelastic.base.record import Record
-from aelastic.cli.converters import OnSignal
-from aelastic.cli.options import GROUPS, OPTIONS
+from aelastic.cli.options import GROUPS, OnSignal
 from aelastic.cli.parser import COMMANDS, Groups, Settings, read_options
 from aelastic.cli.spec_fields import (
     check_effects,
@@ -103,14 +102,15 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         inherited["OMP_NUM_THREADS"] = "1"
         _log.info("OMP_NUM_THREADS=1 for each of %d workers; set it to choose another number", local_world_size)
     fields = {
-        **{option.field: chosen[option.dest] for option in OPTIONS if option.field},
+        **chosen.fields_of(WorkerSpec),
         "preload_from": chosen.by_dest["preload"].variable or "--preload",
         **of_hangs,
+        "local_world_size": local_world_size,
         "env": inherited,
         **output_fields(chosen),
         **rendezvous_fields(chosen, environ),
     }
-    spec = WorkerSpec(entrypoint=entrypoint, args=args, local_world_size=local_world_size, **fields)
+    spec = WorkerSpec(entrypoint=entrypoint, args=args, **fields)
     check_effects(chosen, local_world_size)  # last: a refusal is one line, without a warning above it
     return Invocation(
         name=chosen.script,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from aelastic.base.setting import Option
 from aelastic.cli.manual import table
 from aelastic.cli.manual.text import entry, example_lines, exit_code_lines, help_of, option_lines, sentence, wrap
-from aelastic.cli.options import GROUPS, OPTIONS, Option
+from aelastic.cli.options import GROUPS, OPTIONS
 
 # The options used most, with a phrase that fits a line.
 MOST_USED = {

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from aelastic.cli.converters import read_flag
+from aelastic.base.setting import Option
+from aelastic.base.texts import read_flag
 from aelastic.cli.manual.table import COMMANDS
-from aelastic.cli.options import Option
 
 
 def own_options(name: str) -> tuple[Option, ...]:
     """Returns the options of one command, in the order of its help."""
     return tuple(
-        Option(each.names, each.read if each.metavar else read_flag, each.default, each.metavar, each.text, ())
+        Option(each.names, each.read if each.metavar else read_flag, each.metavar, each.text, each.default)
         for each in COMMANDS[name].arguments
     )

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import aelastic
 from aelastic.base.record import Record
-from aelastic.cli.options import GROUPS, Option
+from aelastic.base.setting import Option, settings_of
+from aelastic.cli.options import GROUPS
 from aelastic.errors import InputError
 
 _log = logging.getLogger(__name__)
@@ -70,6 +71,11 @@ class Settings(Record):
 
     def __getitem__(self, dest: str) -> Any:
         return self.by_dest[dest].value
+
+    def fields_of(self, kind: type[Any]) -> dict[str, Any]:
+        """Returns the values of a class's fields, of those that have an option."""
+        options = {name: each.option for name, each in settings_of(kind).items()}
+        return {name: self[option.dest] for name, option in options.items() if option is not None}
 
     def source(self, dest: str) -> str:
         return self.by_dest[dest].source
@@ -126,7 +132,7 @@ def read_setting(option: Option, found: Mapping[str, Any], environ: Mapping[str,
         value = None if text is None else option.read(text)
     except ValueError as reason:
         raise InputError(f"{source}: {reason}") from None
-    if text is not None and (remedy := option.rule(value)):
+    if text is not None and option.rule is not None and (remedy := option.rule(value)):
         raise InputError(f"{source}: {remedy}")
     return Setting(value, text, source, is_default)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
     from aelastic.cli.arguments import Invocation
-    from aelastic.cli.converters import OnSignal
+    from aelastic.cli.options import OnSignal
     from aelastic.observe.ui.status_line import StatusLine
     from aelastic.supervisor import Supervisor
 

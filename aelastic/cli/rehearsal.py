@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from aelastic.base.setting import Option
 from aelastic.cli.arguments import parse
-from aelastic.cli.options import GROUPS, OPTIONS, Option
+from aelastic.cli.options import GROUPS, OPTIONS
 from aelastic.cli.own_options import own_options
 from aelastic.cli.parser import Settings, read_options, unknown_option
 from aelastic.errors import InputError

@@ -59,19 +59,17 @@ def fields_of_nodes(chosen: Settings, environ: Mapping[str, str], fewest: int, m
     node_rank = _node_rank(chosen, environ, most if is_static else None)
     try:
         settings = RendezvousSettings(
-            backend=backend,
-            endpoint=endpoint,
-            min_nodes=fewest,
-            max_nodes=most,
-            node_rank=node_rank,
-            local_addr=chosen["local_addr"],
-            config=config,
-            secret_file=(chosen["secret_file"] or None) if is_given else default_path(environ),
-            bind_all=chosen["bind_all"],
-            drain_wait_s=chosen["drain_wait"],
-            admit_s=chosen["admit"],
-            remote_requests=not chosen["no_remote_requests"],
-            endpoint_from=chosen.by_dest["master_addr" if is_at_master else "rdzv_endpoint"].variable,
+            **{
+                **chosen.fields_of(RendezvousSettings),
+                "endpoint": endpoint,
+                "min_nodes": fewest,
+                "max_nodes": most,
+                "node_rank": node_rank,
+                "config": config,
+                "secret_file": (chosen["secret_file"] or None) if is_given else default_path(environ),
+                "remote_requests": not chosen["no_remote_requests"],
+                "endpoint_from": chosen.by_dest["master_addr" if is_at_master else "rdzv_endpoint"].variable,
+            }
         )
         if backend in BACKENDS and backend.startswith("etcd"):
             from aelastic.rdzv.stores.etcd_settings import etcd_settings

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from aelastic.cli.converters import Steps, repeated_keys
 from aelastic.cli.parser import Settings
+from aelastic.diagnose.hangs.options import Steps
 from aelastic.errors import InputError
 from aelastic.settings import Std, Streams, streams_of
 
@@ -276,7 +276,7 @@ def _known(there: range) -> str:
 def _check_rdzv_keys(chosen: Settings) -> None:
     if not chosen["rdzv_conf"]:
         return
-    from aelastic.rdzv.settings import BACKENDS, KEYS, is_used
+    from aelastic.rdzv.settings import BACKENDS, KEYS, is_used, repeated_keys
 
     for key in repeated_keys(chosen.by_dest["rdzv_conf"].text or ""):  # torchrun silently takes the last
         _log.warning("--rdzv-conf: key %s is given several values, and the last one is used", key)
@@ -289,7 +289,9 @@ def _check_rdzv_keys(chosen: Settings) -> None:
         if key not in KEYS:
             _log.warning("--rdzv-conf: unknown key %s is ignored%s", key, did_you_mean(key, KEYS))
         elif not is_alone and not is_used(key, backend):
-            _log.warning("--rdzv-conf: key %s has no effect with %s: it is for %s", key, backend, ", ".join(KEYS[key]))
+            _log.warning(
+                "--rdzv-conf: key %s has no effect with %s: it is for %s", key, backend, ", ".join(KEYS[key].backends)
+            )
 
 
 def _check_arguments(chosen: Settings) -> None:

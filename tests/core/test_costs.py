@@ -42,7 +42,7 @@ EVENTS: dict[type, Any] = {
     Member: member_events.Event,
     WorkerGroup: group_events.Event,
     RestartGrace: restart_grace.Event,
-    hang_rules.HangRules: hang_rules.Event,
+    hang_rules.HangDetector: hang_rules.Event,
     timer_rules.Timers: timer_rules.Event,
 }
 # Cores that don't grow, either with the job or with the node.

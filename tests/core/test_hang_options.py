@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from kit.arguments import complaint, invoke
 
-from aelastic import ExpectedOutput, WorkerSpec
+from aelastic import ExpectedOutput
 from aelastic.agent.group.worker_env import STUCK_VARIABLE
-from aelastic.agent.watches.activity import rules_of
+from aelastic.agent.watches.activity import stuck_timeout_of
 from aelastic.diagnose.hangs.options import HANG_SIGNALS
 
 
@@ -63,4 +63,4 @@ def test_what_cannot_be_is_refused(script: str, option: str, said: str) -> None:
     "text, timeout_s", [("", None), ("0", None), ("-5", None), ("inf", None), ("2.5", 2.5), (" 30 ", 30.0)]
 )
 def test_the_variable_of_torchs_agent_means_what_it_does_there(text: str, timeout_s: float | None) -> None:
-    assert rules_of(WorkerSpec(entrypoint="true"), {STUCK_VARIABLE: text}).stuck_timeout_s == timeout_s
+    assert stuck_timeout_of({STUCK_VARIABLE: text}) == timeout_s

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aelastic.diagnose.hangs import hang_rules as h
-from aelastic.diagnose.hangs.options import HANG_SIGNALS, ExpectedOutput
+from aelastic.diagnose.hangs.options import HANG_SIGNALS, ExpectedOutput, HangRules
 from aelastic.logs.expected_output import LINE_BYTES_MAX, ExpectedOutputMatcher, OutputSearch
 
 TIMEOUT_S = 60.0
@@ -22,9 +22,9 @@ DEAD = h.Sample(output=7, cpu_s=1.0, io=9)
 class Watched:
     """A core and its deadlines, on a clock of its own."""
 
-    def __init__(self, *ranks: int, **rules: Any) -> None:
+    def __init__(self, *ranks: int, stuck_timeout_s: float | None = None, **rules: Any) -> None:
         given = {"hang_timeout_s": TIMEOUT_S, "hang_signals": HANG_SIGNALS, **rules}
-        self.core = h.HangRules(h.Rules(**given))
+        self.core = h.HangDetector(HangRules(**given), stuck_timeout_s)
         self.now = 1000.0
         self.looks = 0
         self.core.handle(h.Began(ranks or (0,)), self.now)

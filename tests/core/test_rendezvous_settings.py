@@ -93,7 +93,7 @@ PRODUCT = "settings keep_alive_interval times keep_alive_max_attempt are"
             ({"min_nodes": fewest, "max_nodes": most}, f"nodes are {fewest}:{most}: use MIN:MAX, at least 1 and ")
             for fewest, most in ((0, 1), (-1, 1), (2, 1), (0, 0))
         ),
-        ({"node_rank": -1}, "node rank is -1: count from 0"),
+        ({"node_rank": -1}, "node_rank is -1: count from 0"),
         *(
             (
                 {"backend": "static", "endpoint": "node0:1", "min_nodes": 2, "node_rank": rank},
@@ -141,7 +141,7 @@ def test_a_node_rank_beyond_the_number_of_nodes_is_a_name() -> None:
 
 
 def test_a_record_that_is_wrong_in_itself_is_a_mistake_of_the_program() -> None:
-    with pytest.raises(TypeError, match="has no field nodes"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nodes'"):
         RendezvousSettings(backend="c10d", nodes=2)  # type: ignore[call-arg]
 
 

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from aelastic.base.setting import options_of, settings_of
+from aelastic.cli.options import OPTIONS
 from aelastic.diagnose.hangs.options import ExpectedOutput
 from aelastic.errors import InputError
-from aelastic.settings import RULES, Std
+from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.settings import Std
 from aelastic.spec import WorkerSpec
 from aelastic.workers.requirements import check_program, check_torch
 
@@ -111,8 +114,14 @@ def test_a_variable_that_cannot_be_is_named_without_its_value(env: dict[object, 
     assert repr(next(iter(env))) in str(refused.value) and repr(next(iter(env.values()))) not in str(refused.value)
 
 
-def test_each_field_has_a_rule_but_the_object_of_another_package() -> None:
-    assert {field.name for field in fields(WorkerSpec)} - {"logs_specs"} == set(RULES)
+@pytest.mark.parametrize("kind", [WorkerSpec, RendezvousSettings])
+def test_each_field_is_a_setting_with_words(kind: type[WorkerSpec | RendezvousSettings]) -> None:
+    assert {field.name for field in fields(kind)} == settings_of(kind).keys()
+    assert all(each.text for each in settings_of(kind).values())
+
+
+def test_each_option_of_a_field_is_in_the_table_of_options() -> None:
+    assert options_of(WorkerSpec, RendezvousSettings).keys() <= {option.name for option in OPTIONS}
 
 
 @pytest.mark.parametrize("value", ["soon", -1.0, float("nan"), [2], 31.0])

@@ -267,8 +267,9 @@ else:
     sys.exit("an old round has written")
 """
 FLAG = (
-    "from aelastic.cli.converters import read_seconds\nfrom aelastic.cli.options import _own\noption = \\",
-    'assert option.variables == ("AELASTIC_EXIT_BARRIER_TIMEOUT",)',
+    "from aelastic.base.setting import SECONDS, own, setting\nfrom aelastic.base.texts import read_seconds",
+    """option = exit_barrier_timeout_s.metadata["setting"].option
+assert option.variables == ("AELASTIC_EXIT_BARRIER_TIMEOUT",) and option.default == "300\"""",
 )
 EVENT = (
     """from types import SimpleNamespace

@@ -14,6 +14,7 @@ from aelastic.agent.group.restart_grace import Looked, RestartGrace, Sample
 from aelastic.agent.group.worker_group import WorkerGroup
 from aelastic.diagnose.failures.failure import ProcessFailure
 from aelastic.diagnose.hangs import hang_rules, timer_rules
+from aelastic.diagnose.hangs.options import HangRules
 from aelastic.rdzv.leader import leader_events as ev
 from aelastic.rdzv.leader.coordinator_events import CutOff, Phase
 from aelastic.rdzv.leader.first_cause import GRACE_S
@@ -538,7 +539,7 @@ def workers_recover_in_place(count: int) -> Iterator[Measured]:
 
 
 def workers_are_watched(count: int) -> Iterator[Measured]:
-    rules = hang_rules.HangRules(hang_rules.Rules(stuck_timeout_s=60.0))
+    rules = hang_rules.HangDetector(HangRules(), stuck_timeout_s=60.0)
     yield "begin", ALL, Act(rules, hang_rules.Began(tuple(range(count))), NOW)
     samples = {rank: hang_rules.Sample(sleep=1) for rank in range(count)}
     yield "looked at", ALL, Act(rules, hang_rules.Looked(samples, LATE), LATE)

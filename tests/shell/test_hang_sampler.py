@@ -12,17 +12,25 @@ import anyio
 import pytest
 from kit.virtual_clock import on_virtual_time
 
-from aelastic import ExpectedOutput, InputError, WorkerSpec
+from aelastic import ExpectedOutput, InputError
 from aelastic.agent.group.worker_env import STUCK_VARIABLE
-from aelastic.agent.watches.activity import ActivitySampler, ProcTable, SamplingTarget, rules_of, sizes_of
+from aelastic.agent.watches.activity import (
+    ActivitySampler,
+    ProcTable,
+    SamplingTarget,
+    Signs,
+    signs_for,
+    sizes_of,
+    stuck_timeout_of,
+)
 from aelastic.agent.watches.watch import Found
-from aelastic.diagnose.hangs.hang_rules import Rules, Sample
-from aelastic.diagnose.hangs.options import HANG_SIGNALS
+from aelastic.diagnose.hangs.hang_rules import Sample
+from aelastic.diagnose.hangs.options import HANG_SIGNALS, HangRules
 from aelastic.logs.follower import PUNCH_BYTES, TAIL_BYTES, Follower
 from aelastic.logs.lines import PrefixedLines
 from aelastic.workers.backend import WorkerStart
 
-ALL = Rules(hang_timeout_s=60.0, hang_signals=HANG_SIGNALS, stuck_timeout_s=60.0)
+ALL = signs_for(HangRules(hang_timeout_s=60.0), stuck_timeout_s=60.0)
 
 
 # Looking: a fake `/proc`.
@@ -104,11 +112,12 @@ def test_sleep_that_no_signal_ends_is_told_by_what_its_thread_has_done(tmp_path:
 def test_only_what_is_asked_for_is_looked_at(tmp_path: Path) -> None:
     put(tmp_path, 100, session=100, state="D", io=5, ticks=5)
     look, targets = ProcTable(str(tmp_path)), {0: SamplingTarget(100, (tmp_path / "100" / "stat",))}
-    assert look(targets, Rules()) == {0: Sample()}
-    assert look(targets, Rules(hang_timeout_s=1.0, hang_signals=("cpu",)))[0].io is None
-    in_steps = Rules(hang_timeout_steps=5.0, hang_signals=("cpu",))
-    assert look(targets, in_steps) == look(targets, Rules(hang_timeout_s=1.0, hang_signals=("cpu",))) != {0: Sample()}
-    assert look(targets, Rules(stuck_timeout_s=1.0)) == {0: Sample(sleep=0)}
+    in_seconds = signs_for(HangRules(hang_timeout_s=1.0, hang_signals=("cpu",)), None)
+    in_steps = signs_for(HangRules(hang_timeout_steps=5.0, hang_signals=("cpu",)), None)
+    assert look(targets, signs_for(HangRules(), None)) == {0: Sample()}
+    assert look(targets, in_seconds)[0].io is None
+    assert look(targets, in_steps) == look(targets, in_seconds) != {0: Sample()}
+    assert look(targets, signs_for(HangRules(), 1.0)) == {0: Sample(sleep=0)}
 
 
 def test_output_is_the_size_of_files_and_pipes_have_none(tmp_path: Path) -> None:
@@ -137,7 +146,7 @@ def test_our_own_processes_are_seen_in_the_real_table() -> None:
 
 def test_a_variable_of_torchs_that_is_no_number_is_refused() -> None:
     with pytest.raises(InputError, match=f"^{STUCK_VARIABLE}=soon: use seconds; 0 is off"):
-        rules_of(WorkerSpec(entrypoint="true"), {STUCK_VARIABLE: "soon"})
+        stuck_timeout_of({STUCK_VARIABLE: "soon"})
 
 
 # The watch, on a virtual clock.
@@ -155,7 +164,7 @@ class FakeLook:
         self.samples = dict(samples)
         self.at: list[float] = []
 
-    def __call__(self, targets: Mapping[int, SamplingTarget], rules: Rules) -> dict[int, Sample]:
+    def __call__(self, targets: Mapping[int, SamplingTarget], signs: Signs) -> dict[int, Sample]:
         self.at.append(anyio.current_time())
         return {rank: sample for rank, sample in self.samples.items() if rank in targets}
 
@@ -167,7 +176,7 @@ async def no_matches(local_rank: int) -> int:
 @on_virtual_time
 async def test_a_watch_looks_only_while_workers_run_and_reports_those_that_hang() -> None:
     look, found = FakeLook({0: Sample(output=1), 1: Sample(output=1)}), list[Found]()
-    rules = Rules(hang_timeout_s=10.0, hang_signals=("output",))
+    rules = HangRules(hang_timeout_s=10.0, hang_signals=("output",))
     sampler = ActivitySampler(rules, no_matches, found.append, look)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sampler.run)
@@ -201,7 +210,7 @@ async def test_what_is_not_searched_in_time_is_no_reason_and_what_is_only_told_h
 
     found = list[Found]()
     expected = ExpectedOutput("x", 10.0, frozenset({1}))
-    rules = Rules(hang_action="report", expect_output=expected)
+    rules = HangRules(hang_action="report", expect_output=expected)
     sampler = ActivitySampler(rules, count, found.append, FakeLook({0: Sample(), 1: Sample()}))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sampler.run)
@@ -218,7 +227,9 @@ async def test_what_is_not_searched_in_time_is_no_reason_and_what_is_only_told_h
 @on_virtual_time
 async def test_what_cannot_be_seen_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     look = FakeLook({0: Sample(output=1, cpu_s=1.0), 1: Sample(output=1, cpu_s=1.0)})
-    sampler = ActivitySampler(Rules(hang_timeout_s=10.0, hang_signals=HANG_SIGNALS), no_matches, lambda _: None, look)
+    sampler = ActivitySampler(
+        HangRules(hang_timeout_s=10.0, hang_signals=HANG_SIGNALS), no_matches, lambda _: None, look
+    )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sampler.run)
         sampler.started(1, [start_of(0), start_of(1)], {0: 11, 1: 12})
@@ -232,7 +243,7 @@ async def test_what_cannot_be_seen_is_said_once(caplog: pytest.LogCaptureFixture
 @on_virtual_time
 async def test_a_limit_in_steps_of_which_none_is_told_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     steps: list[float | None] = [None]
-    rules = Rules(hang_timeout_steps=5.0, hang_signals=("output",))
+    rules = HangRules(hang_timeout_steps=5.0, hang_signals=("output",))
     look = FakeLook({0: Sample(output=1)})
     sampler = ActivitySampler(rules, no_matches, lambda _: None, look, step_s=lambda: steps[0], steps_are_told=True)
     async with anyio.create_task_group() as tasks:

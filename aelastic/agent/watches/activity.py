@@ -17,7 +17,7 @@ import signal
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import anyio
 
@@ -29,10 +29,9 @@ from aelastic.base.host.usage import CounterGrowth, bytes_in
 from aelastic.base.loop import clock
 from aelastic.base.loop.threads import run_sync
 from aelastic.base.record import Record
-from aelastic.diagnose.hangs.hang_rules import WORDS, Began, Ended, HangRules, Looked, Rules, Sample
-from aelastic.diagnose.hangs.options import HangSignal
+from aelastic.diagnose.hangs.hang_rules import WORDS, Began, Ended, HangDetector, Looked, Sample
+from aelastic.diagnose.hangs.options import HangRules, HangSignal
 from aelastic.errors import InputError
-from aelastic.spec import WorkerSpec
 from aelastic.workers.backend import WorkerStart
 
 _log = logging.getLogger(__name__)
@@ -46,8 +45,8 @@ WARNS_AFTER_S = 60.0  # without a step; the first one may take longer, while ker
 CountMatches: TypeAlias = Callable[[int], Awaitable[int]]
 
 
-def rules_of(spec: WorkerSpec, env: Mapping[str, str]) -> Rules:
-    """Returns the hang-detection settings.
+def stuck_timeout_of(env: Mapping[str, str]) -> float | None:
+    """Returns how long a worker may sleep where no signal can end it, from torch's variable; `None`: off.
 
     Raises:
         InputError: the variable is not a number.
@@ -59,14 +58,7 @@ def rules_of(spec: WorkerSpec, env: Mapping[str, str]) -> Rules:
         stuck_s = math.nan
     if math.isnan(stuck_s):
         raise InputError(f"{STUCK_VARIABLE}={text}: use seconds; 0 is off")
-    return Rules(
-        spec.hang_timeout_s,
-        spec.hang_timeout_steps,
-        spec.hang_signals,
-        spec.hang_action,
-        spec.expect_output,
-        stuck_s if 0 < stuck_s < math.inf else None,
-    )
+    return stuck_s if 0 < stuck_s < math.inf else None
 
 
 class ActivitySampler(Watch):
@@ -74,6 +66,7 @@ class ActivitySampler(Watch):
 
     Args:
         rules: what the workers must do.
+        stuck_timeout_s: as `stuck_timeout_of` returns it.
         count_matches: counts a worker's output that is as expected.
         report: receives each verdict as a finding.
         look: reads `/proc`, in a thread.
@@ -84,17 +77,19 @@ class ActivitySampler(Watch):
 
     def __init__(
         self,
-        rules: Rules,
+        rules: HangRules,
         count_matches: CountMatches,
         report: Report,
         look: Look | None = None,
+        stuck_timeout_s: float | None = None,
         step_s: Callable[[], float | None] = lambda: None,
         waiting: Callable[[], Collection[int]] = lambda: (),
         *,
         steps_are_told: bool = False,
     ) -> None:
         self._rules = rules
-        self._core = HangRules(rules)
+        self._signs = signs_for(rules, stuck_timeout_s)
+        self._core = HangDetector(rules, stuck_timeout_s)
         self._count_matches = count_matches
         self._report, self._step_s, self._waiting = report, step_s, waiting
         self._look: Look = ProcTable() if look is None else look
@@ -139,7 +134,7 @@ class ActivitySampler(Watch):
                 continue
             generation, targets = self._generation, dict(self._targets)
             began_at = clock.now()
-            samples = await run_sync(self._look, targets, self._rules, abandon_on_cancel=True, limiter=limiter)
+            samples = await run_sync(self._look, targets, self._signs, abandon_on_cancel=True, limiter=limiter)
             sizes = await self._sizes({rank: targets[rank] for rank in samples})
             matches = await self._matches(self._expecting & samples.keys())
             if generation == self._generation:
@@ -161,7 +156,7 @@ class ActivitySampler(Watch):
 
     async def _sizes(self, targets: Mapping[int, SamplingTarget]) -> dict[int, int | None]:
         """Returns how many bytes workers have written; empty if a file system does not answer."""
-        is_wanted = self._rules.finds_hangs and "output" in self._rules.hang_signals
+        is_wanted = "output" in self._signs
         if is_wanted and not self._measuring.borrowed_tokens:
             with anyio.move_on_after(MEASURE_TIMEOUT_S):
                 return await run_sync(sizes_of, targets, abandon_on_cancel=True, limiter=self._measuring)
@@ -218,7 +213,19 @@ class SamplingTarget(Record):
     files: tuple[Path, ...]
 
 
-Look: TypeAlias = Callable[[Mapping[int, SamplingTarget], Rules], dict[int, Sample]]
+# What a sample must show.
+Signs: TypeAlias = frozenset[HangSignal | Literal["sleep"]]
+
+
+def signs_for(rules: HangRules, stuck_timeout_s: float | None) -> Signs:
+    """Returns what to look at for these rules."""
+    signs: set[HangSignal | Literal["sleep"]] = set(rules.hang_signals) if rules.finds_hangs else set()
+    if stuck_timeout_s is not None:
+        signs.add("sleep")
+    return frozenset(signs)
+
+
+Look: TypeAlias = Callable[[Mapping[int, SamplingTarget], Signs], dict[int, Sample]]
 
 
 class ProcTable:
@@ -234,9 +241,8 @@ class ProcTable:
         self._ticks, self._io = CounterGrowth(), CounterGrowth()
         self._sums: dict[int, list[int]] = {}  # ticks and IO of each worker, by its pid
 
-    def __call__(self, targets: Mapping[int, SamplingTarget], rules: Rules) -> dict[int, Sample]:
+    def __call__(self, targets: Mapping[int, SamplingTarget], wants: Signs) -> dict[int, Sample]:
         """Returns samples of the live workers, without their output, by local rank."""
-        wants = set(rules.hang_signals) if rules.finds_hangs else set()
         table = self._processes() if wants & {"cpu", "io"} else {}
         members = self._members(table, {target.pid for target in targets.values() if target.pid is not None})
         samples = {}
@@ -257,7 +263,7 @@ class ProcTable:
                     sums[1] += sum(self._io.of(entry, count)[0] for entry, count in moves if count is not None)
                     moved = sums[1]
             sleep: int | None = None
-            if own is not None and own.state == "D" and rules.stuck_timeout_s is not None:
+            if own is not None and own.state == "D" and "sleep" in wants:
                 # The IO counts of its thread do not change during an uninterruptible sleep.
                 sleep = self._io_of(f"{own.pid}/task/{own.pid}/io") or 0
             samples[rank] = Sample(cpu_s=cpu_s, io=moved, sleep=sleep)

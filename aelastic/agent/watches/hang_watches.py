@@ -57,13 +57,18 @@ class Watches:
 
             self._watches.append(FileTimerServer(env, scratch, self._report))
         if spec.finds_hangs or spec.expect_output is not None or env.get(STUCK_VARIABLE):
-            from aelastic.agent.watches.activity import ActivitySampler, rules_of
+            from aelastic.agent.watches.activity import ActivitySampler, stuck_timeout_of
 
-            rules = rules_of(spec, env)
             is_told = spec.hang_timeout_steps is not None and spec.progress is None
             self._watches.append(
                 ActivitySampler(
-                    rules, count_matches, self._report, step_s=step_s, waiting=waiting, steps_are_told=is_told
+                    spec,
+                    count_matches,
+                    self._report,
+                    stuck_timeout_s=stuck_timeout_of(env),
+                    step_s=step_s,
+                    waiting=waiting,
+                    steps_are_told=is_told,
                 )
             )
 

@@ -10,6 +10,7 @@ import errno
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from aelastic.base.host.ports import is_loopback, listen
 from aelastic.cli.doctor.finding import Finding
@@ -41,7 +42,7 @@ async def _check_stores(
     settings: RendezvousSettings, run_id: str, environ: Mapping[str, str]
 ) -> AsyncIterator[Finding]:
     try:
-        endpoints = await endpoints_of(settings.replace(endpoint=settings.endpoint or "localhost"))
+        endpoints = await endpoints_of(replace(settings, endpoint=settings.endpoint or "localhost"))
     except AelasticError as error:
         yield Finding("error", f"endpoint {settings.endpoint}", str(error))
         return

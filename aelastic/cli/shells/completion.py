@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from aelastic.cli.converters import one_of
+from aelastic.base.setting import Option
+from aelastic.base.texts import one_of
 from aelastic.cli.manual.table import COMMANDS
 from aelastic.cli.manual.topics import topics
-from aelastic.cli.options import COMPLETION_SHELLS, Option
+from aelastic.cli.options import COMPLETION_SHELLS
 from aelastic.errors import InputError
 
 

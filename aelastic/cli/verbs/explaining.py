@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aelastic.agent.error_rules import ErrorRules
-from aelastic.cli.converters import read_policy
 from aelastic.cli.manual.parsing import parser_of
 from aelastic.diagnose.failures.failure import SHARED_FIELDS, ProcessFailure, epoch_s
 from aelastic.errors import InputError
@@ -31,6 +30,7 @@ from aelastic.rdzv.decisions.decision import Decision
 from aelastic.rdzv.ledger import NONE, Ledger, Reached
 from aelastic.rdzv.restart_policy import End, RestartPolicy, cause_of
 from aelastic.rdzv.restart_rules import Rule, parse
+from aelastic.settings import read_policy
 from aelastic.tools.timeline.files import read_all
 from aelastic.tools.timeline.reader import Entry, recovered_in
 

@@ -16,29 +16,15 @@ from pathlib import Path, PurePath
 from types import SimpleNamespace
 from typing import Any
 
-from aelastic.cli.converters import read_signals
+from aelastic.base.setting import INT, MAPPING, REAL, SECONDS, STR, TEXTS, Rule, in_words, optional, settings_of
+from aelastic.base.texts import read_signals
 from aelastic.cli.several_nodes import check_backend
 from aelastic.cli.spec_fields import PRIVATE_ENDPOINTS
 from aelastic.errors import InputError
 from aelastic.logs_specs import UnaskedLogsSpecs
 from aelastic.rdzv import registry
 from aelastic.rdzv.settings import BACKENDS, C10D_PORT, ETCD_PORT, RendezvousSettings, split_endpoint
-from aelastic.settings import (
-    INT,
-    MAPPING,
-    REAL,
-    RULES,
-    SECONDS,
-    SHUTDOWN_TIMEOUT_S,
-    STR,
-    TEXTS,
-    Preload,
-    Recovery,
-    RestartGrace,
-    Rule,
-    in_words,
-    optional,
-)
+from aelastic.settings import SHUTDOWN_TIMEOUT_S, Preload, Recovery, RestartGrace
 from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
@@ -145,13 +131,14 @@ class LaunchConfig:
 
 
 # The fields of a `WorkerSpec` that a config has under the same name.
-_AS_THEY_ARE = RULES.keys() & {each.name for each in fields(LaunchConfig)}
+_OF_SPEC = settings_of(WorkerSpec)
+_AS_THEY_ARE = (_OF_SPEC.keys() - {"logs_specs"}) & {each.name for each in fields(LaunchConfig)}
 _FILTERS = ("duplicate_stdout_filters", "duplicate_stderr_filters")  # torch uses `None` for no filter
 _RULES: Mapping[str, Rule] = {
-    **{name: RULES[name] for name in sorted(_AS_THEY_ARE)},
+    **{name: _OF_SPEC[name].rule for name in sorted(_AS_THEY_ARE)},
     **dict.fromkeys(("min_nodes", "max_nodes", "nproc_per_node"), INT),
     "rdzv_timeout": REAL,
-    "shutdown_timeout": optional(REAL, SECONDS),
+    "shutdown_timeout": optional(SECONDS),
     **dict.fromkeys(("rdzv_backend", "signals_to_handle"), STR),
     **dict.fromkeys(("rdzv_endpoint", "local_addr"), optional(STR)),
     "rdzv_configs": MAPPING,

@@ -16,9 +16,10 @@ from copy import copy
 from dataclasses import fields
 from typing import Any
 
+from aelastic.base.setting import Option
+from aelastic.base.texts import read_flag
 from aelastic.cli.arguments import check_command, command_of, count_workers
-from aelastic.cli.converters import read_filters, read_flag, read_workers
-from aelastic.cli.options import LAUNCH_GROUPS, OPTIONS, OWN, Option
+from aelastic.cli.options import LAUNCH_GROUPS, OPTIONS, OWN
 from aelastic.cli.parser import PURPOSE, Settings, read_setting
 from aelastic.cli.several_nodes import static_endpoint
 from aelastic.cli.spec_fields import logs_specs_of
@@ -26,6 +27,7 @@ from aelastic.compat.launcher.elastic_launch import launch
 from aelastic.compat.launcher.launch_config import LaunchConfig
 from aelastic.errors import InputError, record
 from aelastic.rdzv.settings import BACKENDS
+from aelastic.settings import read_filters, read_workers
 from aelastic.workers.functions import run_script_path as run_script_path  # noqa: PLC0414  torch also has it here
 
 _log = logging.getLogger(__name__)

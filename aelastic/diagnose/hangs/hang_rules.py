@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
 from aelastic.base.record import Record
-from aelastic.diagnose.hangs.options import ExpectedOutput, HangAction, HangSignal, WatchName
+from aelastic.diagnose.hangs.options import HangRules, HangSignal, WatchName
 
 # Share of one core, between two looks.  A heartbeat thread uses less; computing, or a busy loop, uses far more.
 CPU_FRACTION_MIN = 0.01
@@ -62,31 +62,6 @@ class Sample(Record):
     def of(self, sign: HangSignal) -> float | None:
         """Returns the counter of a sign of life."""
         return {"output": self.output, "cpu": self.cpu_s, "io": self.io}[sign]
-
-
-class Rules(Record):
-    """Hang-detection settings; `None` is off."""
-
-    hang_timeout_s: float | None = None
-    hang_timeout_steps: float | None = None  # instead of it: this many times the median step
-    hang_signals: tuple[HangSignal, ...] = ()
-    hang_action: HangAction = "stop"
-    expect_output: ExpectedOutput | None = None
-    stuck_timeout_s: float | None = None
-
-    @property
-    def finds_hangs(self) -> bool:
-        return self.hang_timeout_s is not None or self.hang_timeout_steps is not None
-
-    def timeouts(self) -> dict[WatchName, float]:
-        """Returns the timeouts of the rules that are on."""
-        expected = self.expect_output
-        given: dict[WatchName, float | None] = {
-            "stuck": self.stuck_timeout_s,
-            "hang": self.hang_timeout_s if self.hang_timeout_steps is None else math.inf,  # until a step is known
-            "output": None if expected is None else expected.within_s,
-        }
-        return {by: timeout_s for by, timeout_s in given.items() if timeout_s is not None}
 
 
 class Began(Record):
@@ -133,17 +108,18 @@ class _Watched:
     has_matched: bool = False
 
 
-class HangRules:
+class HangDetector:
     """Hang rules for the workers of one agent.
 
     Args:
         rules: what the workers must do.
+        stuck_timeout_s: how long one may sleep where no signal can end it; `None`: off.
     """
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: HangRules, stuck_timeout_s: float | None = None) -> None:
         self.deadline: float | None = None  # of the next look
-        self._rules = rules
-        self._timeouts = rules.timeouts()
+        self._rules, self._stuck_timeout_s = rules, stuck_timeout_s
+        self._timeouts = self._given_timeouts()
         self._watched: dict[int, _Watched] = {}
         self._looked_at = 0.0
 
@@ -152,7 +128,7 @@ class HangRules:
         verdicts: list[Verdict] = []
         match event:
             case Began(local_ranks):
-                self._timeouts = self._rules.timeouts()
+                self._timeouts = self._given_timeouts()
                 self._watched = {rank: _Watched(dict.fromkeys(self._timeouts, now)) for rank in sorted(local_ranks)}
                 self._looked_at = now
                 self.deadline = self._next_look()
@@ -168,6 +144,12 @@ class HangRules:
             case _:
                 assert_never(event)
         return verdicts
+
+    def _given_timeouts(self) -> dict[WatchName, float]:
+        timeouts = dict[WatchName, float]()
+        if self._stuck_timeout_s is not None:
+            timeouts["stuck"] = self._stuck_timeout_s
+        return timeouts | self._rules.timeouts()
 
     def silence(self, now: float) -> tuple[float, dict[int, float]]:
         """Returns how long a worker may be silent, or 0; and how long each has been, in seconds, by local rank."""

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import anyio
@@ -60,7 +61,7 @@ class QuorumStore(Store):
         self.fork = self._template.fork  # forks a process that has imported torch's store
         self._parts = [
             C10dStore(
-                settings.replace(endpoint=name), run_id, env,
+                replace(settings, endpoint=name), run_id, env,
                 is_one_of_many=True, may_serve=partial(self._is_free_for, store), fork=self.fork,
             )
             for store, name in enumerate(self._endpoints * (count // len(self._endpoints)))
