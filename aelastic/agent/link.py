@@ -11,7 +11,7 @@ from aelastic.base.loop import clock
 from aelastic.rdzv.registry import AgentContext, InProcessLink, Link, factory_of
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.single_node import SingleNode
-from aelastic.spec import WorkerSpec
+from aelastic.spec import RestartRules, WorkerSpec
 
 if TYPE_CHECKING:
     from aelastic.rdzv.torch_handler_link import TorchHandlerLink
@@ -64,13 +64,13 @@ def torch_handler_link(spec: WorkerSpec, policy: RestartPolicy, open_handler: Ca
     )
 
 
-def policy_of(spec: WorkerSpec) -> RestartPolicy:
-    """Returns the policy that decides what follows from failures, according to the spec."""
-    if not spec.restart_policy:
-        return RestartPolicy(spec.max_restarts)
+def policy_of(rules: RestartRules) -> RestartPolicy:
+    """Returns the policy that decides what follows from failures, according to the rules."""
+    if not rules.restart_policy:
+        return RestartPolicy(rules.max_restarts)
     from aelastic.rdzv.restart_rules import parse
 
-    rules = parse(spec.restart_policy)
-    if endless := next((each for each in rules if each.is_endless), None):
+    parsed = parse(rules.restart_policy)
+    if endless := next((each for each in parsed if each.is_endless), None):
         _log.warning("--restart-policy: %s restarts workers without limit", endless.text)
-    return RestartPolicy(spec.max_restarts, rules, spec.restart_policy)
+    return RestartPolicy(rules.max_restarts, parsed, rules.restart_policy)

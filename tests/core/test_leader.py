@@ -959,6 +959,19 @@ def test_the_verdict_is_in_the_cell_with_the_next_renewal() -> None:
     assert cell(term).committed == committed(term)
 
 
+def test_the_verdict_is_written_into_a_cell_that_another_has_locked_meanwhile() -> None:
+    """The bug: the leader stepped down, and the node that sought votes by then never learned the verdict."""
+    term = voting("abc")
+    for name in "abc":
+        term.say(name, m.Succeeded(name, 1))
+    for name in "bc":
+        term.close(name, Close.ABORTED)
+    assert is_over(term)
+    term.stored = another_cell(term, number=TERM + 1)
+    told = term.live_until(term.now + LEASE_S)
+    assert of_kind(told, ev.StepDown) == [] and cell(term).committed == committed(term)
+
+
 def test_a_candidate_that_reads_a_verdict_in_the_cell_steps_down() -> None:
     """Its member reads the verdict there."""
     term = campaigning("abc")

@@ -246,7 +246,9 @@ def ask_of_all(fault: str, seed: int) -> None:
         assert outcomes == {Outcome.KILLED if verb is Verb.KILL else Outcome.SAVED if at_save else Outcome.STOPPED}
 
 
-@pytest.mark.parametrize("fault, seed", [("coordinator dies", 1711), ("coordinator freezes", 2263)])
+@pytest.mark.parametrize(
+    "fault, seed", [("coordinator dies", 1711), ("coordinator freezes", 2263), ("coordinator freezes", 6168)]
+)
 def test_requests_that_found_a_bug_find_it_no_more(fault: str, seed: int) -> None:
     ask_of_all(fault, seed)
 

@@ -139,7 +139,25 @@ def is_broken(promise: str, first_seed: int = 0, **habits: float) -> bool:
 
 # Each found a bug in plans and statuses: repeated requests, rounds that end as they begin, delayed messages.
 @pytest.mark.parametrize(
-    "seed", [8, 433, 5015, 5028, 5160, 9156, 9206, 9247, 20861, 21167, 61001377, 62001467, 62010813, 62010655, 62012823]
+    "seed",
+    [
+        8,
+        433,
+        5015,
+        5028,
+        5160,
+        9156,
+        9206,
+        9247,
+        20861,
+        21167,
+        61001377,
+        62001467,
+        62010813,
+        62010655,
+        62012823,
+        63101742,
+    ],
 )
 def test_seeds_that_found_a_bug_find_it_no_more(seed: int) -> None:
     in_place_simulation_of(seed).run()

@@ -560,9 +560,8 @@ class Leader(Machine[ev.Event, ev.Action]):
             return self._write_cell(now)
         cell = self._cell_of_this_job
         is_gone = self._is_leader_gone(cell, now)
-        if cells.may_lock(
-            cell, self.at.token, self.term, is_leader_gone=is_gone, has_quorum_without=self._has_quorum_without()
-        ):
+        has_quorum = self._decides_without(cell)
+        if cells.may_lock(cell, self.at.token, self.term, is_leader_gone=is_gone, has_quorum_without=has_quorum):
             ours = log_of(self.log.node.committed) if self.log.mandate is Mandate.QUORUM else None
             locked = cells.lock(cell, self.at.token, self.term, ours, self.cell.new_incarnation())
             return [self.cell.write(locked, self.at, now)]
@@ -597,6 +596,15 @@ class Leader(Machine[ev.Event, ev.Action]):
         found = leading.phase_1_votes(self.log).replace(endpoints=0)
         return votes.mandate(committed.configuration, found) is Mandate.QUORUM
 
+    def _decides_without(self, cell: Cell | None) -> bool:
+        """Returns whether it may take the cell from another: it does not need its vote, or has the verdict of its log.
+
+        Another leader of this log can only find the same verdict.  If it is not in the cell, that leader learns it from
+        nobody once the nodes that know it have ended.
+        """
+        is_same_log = cell is not None and cell.log == log_of(self.log.node.committed)
+        return self._has_quorum_without() or (self.is_over and is_same_log)
+
     def _on_cell(self, stored: m.StoredCell | None, now: float) -> list[ev.Action]:
         was_ours, asked = self.is_cell_ours, self.cell.on_said(stored, now)
         if asked is None:
@@ -630,7 +638,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             other = cell.accepted.entry
         if leading.must_give_up_log(self.log, other, has_other_quorum=is_renewed):
             return self._step_down(OTHER_LEADS, now, stored=self.cell.stored)
-        if self._has_quorum_without() or leading.is_of_other_log(self.log, other):
+        if self._decides_without(cell) or leading.is_of_other_log(self.log, other):
             if cell.term >= self.term:
                 self._campaign_again(cell.term, now)
             return []

@@ -300,7 +300,10 @@ class Checks:
         """
         if self.verdict_at is not None or verdict.outcome is not m.Outcome.FAILED:
             return
-        last = max(self.rounds.values(), key=_FENCE)
+        # A log that was lost may have had higher terms, by a clock that is ahead.
+        last = max((each for each in self.rounds.values() if each.log == leader.log_name), key=_FENCE, default=None)
+        if last is None:
+            return  # the leader has only read of that round
         are_dark = {node_id.partition("#")[0] for node_id in last.heard} & self._world.dark
         is_decided_at_once = len(last.heard) == 1  # a round of one node has no victims
         if (
