@@ -308,7 +308,10 @@ class AgentLink:
     async def _campaign(self, action: ev.Campaign) -> None:
         await anyio.lowlevel.checkpoint()
         node, member, settings = action.node, self._member, self._settings
-        term = leading.term_from_clock(clock.wall_ms(), action.highest) if action.has_listened else action.highest + 1
+        term = leading.next_term(action.highest)
+        if action.has_listened:
+            more = int.from_bytes(os.urandom(4)) % leading.UNSEEN_TERMS
+            term = leading.term_from_clock(clock.wall_ms(), action.highest, more)
         at = self._new_leader_at(node.name)
         coordinator = Coordinator(RoundRules.of(settings), self._policy, member.node_id)
         coordinator.roster.begin_term(term)

@@ -352,6 +352,21 @@ def test_a_restart_that_the_next_leader_carries_out_begins_one_round_though_a_no
     assert (other.core.phase, other.core.round) == (Phase.RUNNING, 2)
 
 
+def test_a_new_leader_that_learns_late_who_is_there_lets_newcomers_settle_from_then_on() -> None:
+    """The bug: what is due at the time of the request is overdue, and its next round was looked at in the past."""
+    job, _ = coordinator(node("a"), node("b"), node("d"), max_nodes=3)
+    past = job.nodes.of["b"].past.replace(phase=m.NodePhase.READY)
+    job.handle(ask("b", r.Verb.RESTART), 100.0)
+    other = Job(Coordinator(job.core.rules, job.core.policy))
+    other.core.roster.begin_term(9)
+    other.core.resume(job.core.state(100.0), "a", 101.0)
+    other.handle(m.Ready(node("c").replace(starts=m.Starts.PREPARING)), 101.0)
+    other.handle(other.nodes.connects(node("b"), past), 101.0)
+    other.handle(DeadlinePassed(), 105.0)
+    assert (other.core.phase, other.core.round) == (Phase.RUNNING, 2)
+    assert other.core.deadline is not None and other.core.deadline > 105.0
+
+
 def test_what_was_asked_is_done_with_the_round_and_a_drain_once_its_node_has_left() -> None:
     job, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)
     job.handle(ask("a", r.Verb.RESTART), 100.0)

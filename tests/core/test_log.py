@@ -561,6 +561,7 @@ def test_a_recovery_needs_the_endpoints_vote_for_its_proposal() -> None:
 def test_a_term_from_the_clock_is_above_all_others() -> None:
     assert leading.term_from_clock(2_000, 7) == 2_000
     assert leading.term_from_clock(7, 2_000) == 3_000, "a wrong clock, and terms that only ended nodes knew"
+    assert leading.term_from_clock(7, 2_000, 5) == 3_005, "and candidates that found logs at the same time"
     assert leading.next_term(7) == 8
 
 

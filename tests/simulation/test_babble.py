@@ -25,6 +25,11 @@ def test_whatever_is_submitted_the_agents_live(begin: int) -> None:
     assert {agent.ended for world in worlds for agent in world.agents} >= {"INIT", "crashed"}
 
 
+def test_a_seed_that_found_a_bug_finds_it_no_more() -> None:
+    """A request that the next leader carried out was carried out as of the time at which it was accepted."""
+    babble(80187)
+
+
 def test_a_core_that_comes_to_a_place_that_cannot_be_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     report = Member._report
 

@@ -96,9 +96,13 @@ class Coordinator(Machine[ev.Event, Send]):
 
     def state(self, now: float) -> JobState:
         """Returns everything that a leader must know to continue this job."""
-        asks = tuple(ask.replace(deadline_s=max(0.0, ask.deadline_s - (now - at))) for ask, at in self._asks.values())
+        asks = tuple(self._accepted(now))
         ledger, departed = self.forming.cordons.ledger.turned(now), tuple(sorted(self.roster.departed))
         return JobState(self._begun, self.forming.restart_count, ledger, departed, asks, self.verdict)
+
+    def _accepted(self, now: float) -> list[r.Ask]:
+        """Returns the requests that it has accepted and that are not done, with the time that each has left."""
+        return [ask.replace(deadline_s=max(0.0, ask.deadline_s - (now - at))) for ask, at in self._asks.values()]
 
     def resume(self, state: JobState, gone: Iterable[str], now: float) -> None:
         """Continues a job from what the log keeps.
@@ -516,7 +520,7 @@ class Coordinator(Machine[ev.Event, Send]):
             return []
         self.phase, self.gathering = Phase.RUNNING, None
         is_over = self.forming.inherit(gathering, now)
-        told = [send for ask, at in [*self._asks.values()] for send in self._on_wish(ask, at)]
+        told = [send for ask in self._accepted(now) for send in self._on_wish(ask, now)]
         has_ended_it = self.phase is not Phase.RUNNING or self.round != gathering.round  # the next may have begun
         if has_ended_it:
             return told

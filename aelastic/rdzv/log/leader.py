@@ -109,14 +109,16 @@ def next_term(highest: int) -> int:
     return highest + 1
 
 
-def term_from_clock(milliseconds: int, highest: int) -> int:
+def term_from_clock(milliseconds: int, highest: int, more: int = 0) -> int:
     """Returns a term "from the wall clock", for recovery and founding: above terms that only ended nodes knew as well.
 
     Args:
         milliseconds: since 1970.  Terms start there and rise by a few a minute, so they stay behind the clock.  A clock
             may be wrong, so the term is also far above those that this candidate has seen.
+        more: a random number below `UNSEEN_TERMS`, so that no two candidates whose clocks are behind found logs in the
+            same term: `AELASTIC_ROUND` is made of it.
     """
-    return max(milliseconds, highest + UNSEEN_TERMS)
+    return max(milliseconds, highest + UNSEEN_TERMS + more)
 
 
 def campaign(node: Node, term: int, endpoints: int, *, has_listened: bool = False) -> Leader:
