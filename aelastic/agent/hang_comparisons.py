@@ -67,7 +67,7 @@ class HangComparisons:
         act: Callable[[Found], Awaitable[None]],
     ) -> None:
         self._node_id, self._group = context.settings.node_id, context.group
-        self._say, self._tell = context.resources.link.tell, context.tell
+        self._say, self._tell = context.resources.link.send, context.tell
         self._see, self._act = see, act
         self._comparison: m.Compared | None = None  # the last comparison of this round
         self._unreported: dict[

@@ -230,18 +230,18 @@ class Run:
             case ev.Release():
                 self._current.release()
             case ev.TellOptedIn(round_):
-                resources.link.tell(m.OptedIn(node_id, round_))
+                resources.link.send(m.OptedIn(node_id, round_))
                 self._current.on_opted_in()
             case ev.TellPrepared(are_ready):
                 starts = m.Starts.READY if are_ready else resources.starts(is_new=False)
-                resources.link.tell(m.Prepared(node_id, starts))
+                resources.link.send(m.Prepared(node_id, starts))
             case ev.TellFailed(round_, failure, at):
                 age_s, reached = clock.now() - at, resources.reached(self._observers.state)
-                resources.link.tell(m.Failed(node_id, round_, failure.for_others(), age_s, reached))
+                resources.link.send(m.Failed(node_id, round_, failure.for_others(), age_s, reached))
             case ev.TellSucceeded(round_):
-                resources.link.tell(m.Succeeded(node_id, round_))
+                resources.link.send(m.Succeeded(node_id, round_))
             case ev.TellLeft(reason):
-                resources.link.tell(m.Left(node_id, reason))
+                resources.link.send(m.Left(node_id, reason))
             case ev.Stop(_, local_ranks, signum):
                 generation = self._current
                 if signum == signal.SIGKILL and generation.stuck.stack_dumps.claim_dump(local_ranks):
@@ -266,7 +266,7 @@ class Run:
         if self._group.phase is Phase.FORMING:
             tasks.start_soon(self._join_in_place, ready, name="join")
             return
-        resources.link.tell(ready)
+        resources.link.send(ready)
         if starts is m.Starts.PREPARING:
             tasks.start_soon(self._tell_prepared, name="prepared")
 
@@ -274,7 +274,7 @@ class Run:
         """Joins once the last round's store is gone: workers that wait connect to the next round's store at once."""
         await self.resources.store.wait_dropped()
         if self._is_last_word(ready):
-            self.resources.link.tell(ready)
+            self.resources.link.send(ready)
 
     def _is_last_word(self, ready: m.Ready) -> bool:
         """Whether this node still waits for a round, and this is its latest message about it.
@@ -308,13 +308,13 @@ class Run:
             if is_alone and clock.now() - began >= limit_s:
                 return self._give_up(RendezvousTimeoutError(f"this node is unfit, for {limit_s:g} s now: {reason}"))
             if self._generation is not None:
-                self.resources.link.tell(ready.replace(node=ready.node.replace(unfit=reason)))
+                self.resources.link.send(ready.replace(node=ready.node.replace(unfit=reason)))
             text = f"{reason}; it takes part in no round, and is looked at again in {(pause_s := gate.pause_s()):.0f} s"
             self._tell(Waited(f"this node is unfit: {text}"))
             await anyio.sleep(pause_s)
         if not self._is_last_word(ready):
             return None
-        self.resources.link.tell(ready)
+        self.resources.link.send(ready)
         if ready.node.starts is m.Starts.PREPARING:
             await self._tell_prepared()
         return None
@@ -328,7 +328,7 @@ class Run:
         with anyio.CancelScope() as self._cordoned:
             await anyio.sleep(cordoned.again_s)
             if ready is not None and self._is_last_word(ready):
-                self.resources.link.tell(ready)
+                self.resources.link.send(ready)
 
     @property
     def _can_start_ahead(self) -> bool:
@@ -338,7 +338,7 @@ class Run:
     async def _tell_prepared(self) -> None:
         starts = await self.resources.prepared()
         if self._group.phase is Phase.JOINING:  # else this is reported once the workers are ready
-            self.resources.link.tell(m.Prepared(self._settings.node_id, starts))
+            self.resources.link.send(m.Prepared(self._settings.node_id, starts))
 
     @property
     def _current(self) -> Generation:

@@ -93,7 +93,7 @@ def test_a_node_speaks_for_itself_only(message: Any) -> None:
     reason = "protocol error: message for another node_id"
     assert term.say("a", message) == [
         part(2, m.Interrupted(1, decided.lost("host-a", reason), 0)),
-        ev.Say(1, m.Refused(reason, True)), ev.Drop(1, in_order=True),
+        ev.SendTo(1, m.Refused(reason, True)), ev.Drop(1, in_order=True),
     ]  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def rivalled() -> Term:
     term = Term((2, 3))
     term.join("a", 0)
     term.join("b", 1)
-    assert term.join("c", 1) == [ev.Say(term.conns["b"], m.Probe())]
+    assert term.join("c", 1) == [ev.SendTo(term.conns["b"], m.Probe())]
     return term
 
 
@@ -146,7 +146,7 @@ def test_a_node_rank_is_that_of_the_agent_that_took_it_over_though_the_one_befor
     term.pass_deadline()
     assert term.coordinator.roster.members.keys() == {"a", "c"}
     term.close("b")
-    assert term.join("d", 1) == [ev.Say(term.conns["c"], m.Probe())]
+    assert term.join("d", 1) == [ev.SendTo(term.conns["c"], m.Probe())]
 
 
 def test_of_a_node_that_has_left_the_connection_closes_without_a_grace() -> None:
@@ -168,14 +168,14 @@ def test_a_connection_that_is_reset_as_the_verdict_is_told_may_not_have_carried_
     assert term.leader.is_over and term.leader.connections.is_over
     term.close("b")
     term.close("a", Close.ABORTED if is_reset else Close.ORDERLY)
-    assert term.leader.has_told_all is not is_reset and term.leader.connections.is_empty is not is_reset
+    assert term.leader.is_known_to_all is not is_reset and term.leader.connections.is_empty is not is_reset
     back = copy.deepcopy(term)
     term.live_until(term.now + 2 * GRACE_S)
-    assert term.leader.has_told_all is not is_reset and term.leader.connections.is_empty
+    assert term.leader.is_known_to_all is not is_reset and term.leader.connections.is_empty
     past = busy().replace(phase=m.NodePhase.FAILED, failure=FAILURE, failure_age_s=1.0)
     assert of_kind(back.join("a", past=past), m.Ended)
     back.close("a")
-    assert back.leader.has_told_all
+    assert back.leader.is_known_to_all
 
 
 def test_a_node_that_ends_once_its_work_is_done_is_not_waited_for_when_the_job_is_over() -> None:
@@ -185,7 +185,7 @@ def test_a_node_that_ends_once_its_work_is_done_is_not_waited_for_when_the_job_i
     term.live_until(term.now + 2 * GRACE_S, "a")
     term.say("b", m.Succeeded("b", 1))
     term.close("b")
-    assert term.leader.is_over and term.leader.has_told_all
+    assert term.leader.is_over and term.leader.is_known_to_all
 
 
 @pytest.mark.parametrize("how", ["silent", "reset", "hung up", "ended", "left", "back"])
@@ -207,12 +207,12 @@ def test_the_verdict_stays_in_the_cell_for_a_node_that_was_lost_in_an_earlier_ro
         term.close(name)
     assert told and term.leader.connections.is_empty
     may_look = how in {"silent", "reset", "hung up"}
-    assert term.leader.has_told_all is not may_look
+    assert term.leader.is_known_to_all is not may_look
     term.conns.clear()
     term.live_until(until - 1.0)
-    assert term.leader.has_told_all is not may_look
+    assert term.leader.is_known_to_all is not may_look
     term.live_until(until + 2 * LEASE_S)
-    assert term.leader.has_told_all, "it has given up"
+    assert term.leader.is_known_to_all, "it has given up"
 
 
 def lose(term: Term, how: str) -> None:

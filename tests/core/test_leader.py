@@ -145,7 +145,7 @@ def test_what_follows_from_an_entry_is_told_in_the_order_of_the_decisions() -> N
     term.is_cell_silent = True
     restarts(term, "ab")
     term.say("b", m.Left("b", "SIGTERM"))
-    told = [each for each in term.break_silence() if isinstance(each, ev.Say) and each.conn == term.conns["a"]]
+    told = [each for each in term.break_silence() if isinstance(each, ev.SendTo) and each.conn == term.conns["a"]]
     assert [type(each.message) for each in told] == [m.Assigned, m.Interrupted]
 
 
@@ -672,7 +672,7 @@ def test_a_leader_steps_down_a_lease_after_it_had_a_quorum_and_has_its_side_stop
     assert has_stepped_down(term)
     assert [each for each in told if getattr(each, "conn", 0) == term.conns["a"]] == [
         part(term.conns["a"], m.Interrupted(1, next_round(Cause(kind)))),
-        ev.Say(term.conns["a"], m.Goodbye("no contact with a quorum", False)),
+        ev.SendTo(term.conns["a"], m.Goodbye("no contact with a quorum", False)),
         ev.Drop(term.conns["a"], in_order=True),
     ]
 
@@ -681,12 +681,12 @@ def test_a_write_whose_answer_was_lost_is_contact_with_the_endpoint_once_it_is_r
     """The bug: a leader stepped down right after it began to lead, although its first write had taken effect."""
     cell = LeaderCell("1f", LEASE_S)
     cell.read(100.0)
-    cell.on_said(None, 100.1)
+    cell.on_answered(None, 100.1)
     written = cell.write(Cell("1f", None, TERM, OTHER.token, 0), OTHER, 100.2).stored
     cell.on_failed(101.0, must_read=True)
     cell.read(101.3)
     assert not cell.has_taken(LEASE_S, 101.3)
-    cell.on_said(written, 101.4)
+    cell.on_answered(written, 101.4)
     assert cell.has_taken(LEASE_S, 100.2 + LEASE_S) and not cell.has_taken(LEASE_S, 100.3 + LEASE_S)
     again = cell.write(Cell("1f", None, TERM, OTHER.token, 0), OTHER, 101.5).stored
     assert again != written, "a packet of the lost write may arrive late"
@@ -1029,7 +1029,7 @@ def test_a_leader_with_a_verdict_awaits_the_nodes_of_the_round_that_have_never_c
     other.logs["d"] = term.logs["d"]
     for name in "bd":
         other.join(name, past=busy())
-    assert other.leader.is_over and not other.leader.has_told_all
+    assert other.leader.is_over and not other.leader.is_known_to_all
     for name in "bd":
         other.close(name)
     connections = other.leader.connections
@@ -1039,7 +1039,7 @@ def test_a_leader_with_a_verdict_awaits_the_nodes_of_the_round_that_have_never_c
     )
     assert of_kind(other.join("c", past=busy()), m.Ended) == [SUCCEEDED]
     other.close("c")
-    assert connections.awaited_until == 0.0 and other.leader.has_told_all
+    assert connections.awaited_until == 0.0 and other.leader.is_known_to_all
 
 
 def test_what_the_log_keeps_of_a_large_job_with_the_longest_failure_fits_into_a_message_and_the_cell() -> None:

@@ -206,7 +206,7 @@ def test_a_leader_bears_what_a_node_says(make: Any, said: list[Any]) -> None:
         if what is None or conn is None or not term.leader.connections.is_open(conn):
             term.open(name)
             continue
-        told = [each.message for each in term.tell(sev.Received(conn, what)) if isinstance(each, sev.Say)]
+        told = [each.message for each in term.tell(sev.Received(conn, what)) if isinstance(each, sev.SendTo)]
         for message in (*told, *term.plans.values()):
             if type(message).__name__ in DOWNWARD:  # otherwise it is a part of a plan
                 (again,) = Decoder(DOWNWARD).feed(encode(message))  # another agent accepts the result

@@ -46,7 +46,7 @@ async def test_a_wait_is_told_with_the_variable_that_the_endpoint_is_from() -> N
 @pytest.mark.parametrize("way", ["nodes vote", "the store alone"])
 async def test_a_node_says_where_its_agent_is_asked_for_its_vote(way: str) -> None:
     mine = link(config={"survivor": "endpoint"} if way == "the store alone" else {})
-    mine.tell(m.Ready(NODE))
+    mine.send(m.Ready(NODE))
     event = await mine._mailbox.next(None)
     assert isinstance(event, ev.Submitted) and isinstance(event.message, m.Ready)
     assert (event.message.node.vote_port > 0) == (way == "nodes vote")

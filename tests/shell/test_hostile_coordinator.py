@@ -128,7 +128,7 @@ class Scene:
             if isinstance(message, m.Ended):
                 is_over.set()
 
-        link.tell(m.Ready(NODE))
+        link.send(m.Ready(NODE))
         running = asyncio.create_task(link.run(deliver))
         waits = [asyncio.create_task(event.wait()) for event in (self.has_greeted, is_over)]
         try:

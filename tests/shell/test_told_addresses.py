@@ -73,11 +73,11 @@ async def test_votes_are_asked_for_where_the_others_know_this_node(
     def refuse(*_: Any, **__: Any) -> None:
         pytest.fail("a name was looked up on the loop")
 
-    def told_elsewhere(addresses: Sequence[str]) -> list[str]:
+    def listen_addresses(addresses: Sequence[str]) -> list[str]:
         return list(addresses) if addresses == [OWN] else known(addresses)  # the same as another host's
 
-    known = endpoints.told_elsewhere
-    monkeypatch.setattr(listening, "told_elsewhere", told_elsewhere)
+    known = endpoints.listen_addresses
+    monkeypatch.setattr(listening, "listen_addresses", listen_addresses)
     monkeypatch.setattr(names, "look_up", look_up)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     port = HeldPort()

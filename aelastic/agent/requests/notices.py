@@ -31,7 +31,7 @@ class Notices:
 
     def __init__(self, context: RunContext) -> None:
         self._node_id, self._group, self._pages = context.settings.node_id, context.group, context.resources.pages
-        self._say, self._post, self._tell = context.resources.link.tell, context.post, context.tell
+        self._say, self._post, self._tell = context.resources.link.send, context.post, context.tell
         self._newest: r.Notice | None = None
         self._following = anyio.CancelScope()
         self._changed = anyio.Event()

@@ -80,7 +80,7 @@ class Queries:
             run_state,
             collect_stacks,
         )
-        self._node_id, self._say = settings.node_id, resources.link.tell
+        self._node_id, self._say = settings.node_id, resources.link.send
         self.users = UserNames()
         self._open: dict[str, Mailbox[r.Answer | r.Fetched]] = {}
 

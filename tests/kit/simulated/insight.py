@@ -150,7 +150,7 @@ class ObservedServer(LeaderServer):
         self.agent.world.fail(error)
 
     def _carry_out(self, action: c.Action, *args: Any) -> None:
-        if isinstance(action, c.Say) and action.conn in self._streams:
+        if isinstance(action, c.SendTo) and action.conn in self._streams:
             node_id = getattr(_end(self._streams[action.conn]).peer.process, "node_id", "")
             leader = Coordination(self.leader)
             for said in self._news(action.conn, action.message):

@@ -260,7 +260,7 @@ class Agent(SimulatedProcess):
 
         def tell() -> None:
             if self.link is not None and not self.is_finishing:
-                self.link.tell(message)
+                self.link.send(message)
 
         self.do(tell)
 

@@ -178,7 +178,7 @@ class Told:
         names = {conn: name + "'" * back for name, of in self.conns.items() for back, conn in enumerate(of[::-1])}
         told: list[tuple[str, int, int]] = []  # what is done, the connection if any, and its group rank
         for action in actions:
-            conn = action.conn if isinstance(action, ev.Say | ev.Drop) else 0
+            conn = action.conn if isinstance(action, ev.SendTo | ev.Drop) else 0
             before = max((i for i, each in enumerate(told) if each[1] == conn), default=-1)
             if isinstance(action, ev.Drop) and before >= 0:
                 told[before] = f"{told[before][0]}; {words(action)}", conn, 0
@@ -211,15 +211,15 @@ def words(action: Any) -> str:  # noqa: C901, PLR0912  a case for each action
             return f"the campaign is declined in term {term}{known}: {reason}"
         case ev.StepDown(reason, _, stand_back_s):
             return f"steps down: {reason}" + f", and stands back for {stand_back_s:g} s" * (stand_back_s > 0)
-        case ev.Say(_, m.Refused(reason, is_final)):
+        case ev.SendTo(_, m.Refused(reason, is_final)):
             return f"refused{' for good' * is_final}: {reason}"
-        case ev.Say(_, m.Goodbye(reason, is_gone)):
+        case ev.SendTo(_, m.Goodbye(reason, is_gone)):
             return f"goodbye{', it is gone' * is_gone}: {reason}"
-        case ev.Say(_, m.Heartbeat(has_spares, _)):
+        case ev.SendTo(_, m.Heartbeat(has_spares, _)):
             return f"heartbeat{', nodes wait' * has_spares}"
-        case ev.Say(_, m.Probe() | m.GivenUp() as message):
+        case ev.SendTo(_, m.Probe() | m.GivenUp() as message):
             return {m.Probe: "probe", m.GivenUp: "given up"}[type(message)]
-        case ev.Say(_, message):
+        case ev.SendTo(_, message):
             return coordinator.words(message)
         case _:
             raise AssertionError(action)

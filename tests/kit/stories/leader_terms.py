@@ -73,12 +73,12 @@ def lost(name: str, why: str) -> m.Interrupted:
 
 
 def refusal(conn: int, reason: str, *, is_final: bool = True) -> list[Any]:
-    return [ev.Say(conn, m.Refused(reason, is_final)), ev.Drop(conn, in_order=True)]
+    return [ev.SendTo(conn, m.Refused(reason, is_final)), ev.Drop(conn, in_order=True)]
 
 
-def part(conn: int, what: Any) -> ev.Say:
+def part(conn: int, what: Any) -> ev.SendTo:
     """A new part of a plan, or a text about it, in the form of a message."""
-    return ev.Say(conn, what)
+    return ev.SendTo(conn, what)
 
 
 class Term:
@@ -161,7 +161,7 @@ class Term:
             case ev.ReadCell() | ev.WriteCell():
                 self.asked.append(action)
                 return self.of_cell(action)
-            case ev.Say(conn, m.Plan() as plan, serial):
+            case ev.SendTo(conn, m.Plan() as plan, serial):
                 flushed: list[ev.Event] = [ev.Flushed(conn, serial)] if serial and self.are_plans_flushed else []
                 return flushed + self.followed(conn, plan)
             case _:
@@ -213,7 +213,7 @@ class Term:
         """Splits a plan into the parts that are new in it."""
         if isinstance(action, OF_CELL):
             return [action] if self.shows_cell else []
-        if not (isinstance(action, ev.Say) and isinstance(action.message, m.Plan)):
+        if not (isinstance(action, ev.SendTo) and isinstance(action.message, m.Plan)):
             return [action]
         found = news(self.plans.get(action.conn), action.message)
         self.plans[action.conn] = action.message
@@ -302,7 +302,7 @@ class Term:
         names = {conn: name for name, conn in self.conns.items()}
         heard: dict[str, list[Any]] = {}
         for action in actions:
-            if isinstance(action, ev.Say):
+            if isinstance(action, ev.SendTo):
                 heard.setdefault(names[action.conn], []).append(action.message)
         return heard
 
@@ -357,5 +357,5 @@ def campaigning(names: str = "abc", *, kept: Entry | None = None, by: str = "", 
 
 def of_kind(actions: list[Any], kind: type) -> list[Any]:
     """The sent messages of one kind, or the actions of that kind."""
-    said = [action.message for action in actions if isinstance(action, ev.Say)]
+    said = [action.message for action in actions if isinstance(action, ev.SendTo)]
     return [each for each in (*actions, *said) if isinstance(each, kind)]
