@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kit.arguments import complaint
 
-from aelastic.agent.requests.notice_sources import said_by
+from aelastic.agent.requests.notice_sources import notice_of
 from aelastic.agent.resources import DrainRequest
 
 
@@ -25,7 +25,7 @@ from aelastic.agent.resources import DrainRequest
     ],
 )
 def test_what_a_line_says(line: str, said: DrainRequest | None) -> None:
-    assert said_by(line) == said
+    assert notice_of(line) == said
 
 
 BAD = {

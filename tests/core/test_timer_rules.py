@@ -27,10 +27,10 @@ def next_scope(story: Told) -> str:
 @pytest.mark.parametrize("signum", [0, -1])
 def test_a_timer_without_a_signal_is_only_told_of_and_that_not_for_ever(signum: int) -> None:
     story, told = Told(), list[t.Action]()
-    for number in range(3 * t.TOLD_MAX):
+    for number in range(3 * t.REPORTED_MAX):
         story.tell(f"0 sets step{number} 1 {signum}")
         told += story.pass_deadline()
-    assert [action.signum for action in told if isinstance(action, t.Expired)] == [None] * t.TOLD_MAX
+    assert [action.signum for action in told if isinstance(action, t.Expired)] == [None] * t.REPORTED_MAX
     story.tell("0 sets step 1")
     assert next_scope(story) == "step"
 

@@ -31,7 +31,7 @@ def test_a_failure_has_the_rank_of_the_round_that_it_ends(rank: int) -> None:
     story = Told("running")
     worker = story.core.workers[0]
     (tell, *_) = story.core.handle(ev.Exited(1, 0, FAILURE.replace(rank=rank)), story.now)
-    assert isinstance(tell, ev.TellFailed) and tell.failure.rank == worker.global_rank
+    assert isinstance(tell, ev.ReportFailed) and tell.failure.rank == worker.global_rank
 
 
 NOTHING_FOLLOWS = {  # state, earlier events, and events without an effect

@@ -20,7 +20,7 @@ from kit.waiting import wait_for
 from kit.warm.interpreters import Warm
 
 from aelastic.cli.doctor import host_checks
-from aelastic.cli.doctor.command import say_finding
+from aelastic.cli.doctor.command import write_finding
 from aelastic.cli.doctor.endpoint_checks import check_endpoints
 from aelastic.cli.doctor.finding import Finding
 from aelastic.diagnose.stacks.memory import Unreadable
@@ -84,7 +84,7 @@ def test_on_a_terminal_a_finding_is_wrapped_between_words_below_its_level(monkey
     words = "cannot resolve the host (try getent hosts no-such-host.invalid there)"
     with open(screen.theirs, "w", closefd=False) as stdout, monkeypatch.context() as patched:
         patched.setattr(sys, "stdout", stdout)
-        say_finding(Finding("error", "endpoint no-such-host.invalid:1", words))
+        write_finding(Finding("error", "endpoint no-such-host.invalid:1", words))
     wait_for("the last line", lambda: any("there)" in row for row in screen.rows))
     seen = "\n".join(screen.rows)
     wrapped = r"^error    endpoint\n {9}no-such-host\.invalid:1: cannot\n {9}resolve the host"

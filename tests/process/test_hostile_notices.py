@@ -17,7 +17,7 @@ from kit.launching import Job, Launcher
 from kit.ports import quiet_port
 from kit.waiting import wait_for
 
-from aelastic.agent.requests.notice_sources import said_by
+from aelastic.agent.requests.notice_sources import notice_of
 
 pytestmark = [
     pytest.mark.usefixtures("warm_stores"),
@@ -54,7 +54,7 @@ NOTICES = GARBAGE | st.lists(WORDS | TEXTS, max_size=5).map(lambda words: " ".jo
 
 
 def is_followed(data: bytes) -> bool:
-    said = said_by(data[:4096].decode(errors="replace"))
+    said = notice_of(data[:4096].decode(errors="replace"))
     return said is not None and said.deadline_s is not None and said.deadline_s >= 1
 
 

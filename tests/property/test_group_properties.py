@@ -89,16 +89,16 @@ class FakeWorld(RuleBasedStateMachine):
                 self.is_cancelled = True
             case ev.Stop():
                 self.send(action)
-            case ev.TellFailed(round_):
+            case ev.ReportFailed(round_):
                 assert round_ == self.round
                 assert round_ not in self.told_failures, "one failure a round"
                 assert self.real_failures, "a failure that no worker had"
                 self.told_failures.append(round_)
-            case ev.TellSucceeded(round_):
+            case ev.ReportSucceeded(round_):
                 assert not self.alive and round_ == self.round
                 assert round_ not in self.told_failures + self.told_successes
                 self.told_successes.append(round_)
-            case ev.TellLeft():
+            case ev.ReportLeft():
                 self.lefts += 1
                 assert self.lefts <= 2, "told once when asked to leave, and once more when giving up"
             case ev.Finish():

@@ -102,20 +102,20 @@ class InPlaceWorld(RuleBasedStateMachine):
                 assert all(each.is_done for each in self.processes.values()), "released before all are done"
                 for process in self.processes.values():
                     process.may_end = True
-            case ev.TellOptedIn(round_):
+            case ev.ReportOptedIn(round_):
                 fences = {each.round for each in self.processes.values()}
                 assert round_ == self.round and fences == {self.round}, "a worker is not in the round"
-            case ev.TellPrepared(are_ready):
+            case ev.ReportPrepared(are_ready):
                 at_safe_point = [each for each in self.processes.values() if each.is_at_safe_point]
                 is_worn_out = self.group.in_place.is_worn_out
                 assert len(at_safe_point) == WORKERS * (are_ready or is_worn_out), (
                     "reported as ready, but not at the safe point"
                 )
                 assert self.is_ready and self.is_over, "this node is in the round"
-            case ev.TellFailed(round_):
+            case ev.ReportFailed(round_):
                 assert round_ == self.round and round_ not in self.charged, "one charge per round"
                 self.charged.append(round_)
-            case ev.TellSucceeded():
+            case ev.ReportSucceeded():
                 assert not self.processes
             case ev.Stop(_, local_ranks, signum):
                 starting = {each.local_rank for each in self.to_start}  # SIGKILL is for every rank that has leftovers
@@ -123,7 +123,7 @@ class InPlaceWorld(RuleBasedStateMachine):
                     assert rank in self.processes, "a signal for no worker"
                     if signum == signal.SIGKILL:
                         self.die(rank, None)
-            case ev.TellLeft() | ev.Finish():
+            case ev.ReportLeft() | ev.Finish():
                 self.is_finished |= isinstance(action, ev.Finish)
             case _:
                 raise AssertionError(action)

@@ -62,13 +62,13 @@ async def test_an_answer_of_the_store_that_is_there_is_in_time(
 ) -> None:
     process = StoreProcess({}, "served nothing")
     await process.start()
-    asked = process.say("get", key="a")
+    asked = process.send("get", key="a")
     with controls[0] as theirs:
         for number in (asked - 1, asked):
             theirs.send(LAST + json.dumps({"number": number, "value": "b"}).encode())
         assert await process.answer_to(asked, 0.0) == "b"
         with pytest.raises(Unanswered):
-            await process.answer_to(process.say("get", key="b"), 0.0)
+            await process.answer_to(process.send("get", key="b"), 0.0)
         await process.aclose()
     assert "survived SIGKILL" not in caplog.text
 
@@ -84,7 +84,7 @@ async def test_a_store_that_is_forked_after_all_serves_beside_no_other(controls:
 
     process = StoreProcess({}, "served nothing", fork=fork)
     await process.start()
-    process.say("serve")
+    process.send("serve")
     with late[0], controls[0]:
         assert late[0].recv(100) == b"", "it learns that it is not needed, and exits"
         assert json.loads(controls[0].recv(100).removeprefix(LAST))["do"] == "serve"

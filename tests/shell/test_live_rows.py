@@ -100,7 +100,7 @@ def test_rows_that_workers_hold_are_drawn_above_the_state_by_rank_and_cut_to_the
     monkeypatch.setattr(Terminal, "size", (20, 12))
     terminal = Terminal(ends[1])
     told: list[str] = []
-    terminal.tell_of_change(lambda: told.append("told"))
+    terminal.call_on_change(lambda: told.append("told"))
     terminal.hold((1, 2), ["[1] 10%"])
     terminal.hold((0, 2), ["[0] 20% and much more than fits"])
     terminal.hold((0, 2), ["[0] 20% and much more than fits"])
@@ -251,7 +251,7 @@ class Paper:
         self.looks = 0
         self._told: Callable[[], None] | None = None
 
-    def tell_of_change(self, told: Callable[[], None]) -> None:
+    def call_on_change(self, told: Callable[[], None]) -> None:
         self._told = told
         self.looks += 1
 

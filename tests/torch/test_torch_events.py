@@ -33,7 +33,7 @@ from aelastic.agent.run_event_source import RunEventSource
 from aelastic.observe import torch_events
 from aelastic.observe.run_events import RunEnded
 from aelastic.observe.torch_events import check_event_log_handler
-from aelastic.observe.torch_events_core import Status, Told, TorchTranslator
+from aelastic.observe.torch_events_core import Status, TorchRecord, TorchTranslator
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
 from aelastic.rdzv.protocol.ranks import assign_ranks
 
@@ -229,7 +229,7 @@ class Story:
         self.translator = TorchTranslator("default", self.group.spec.max_restarts, 0.0)
         self.now = 0.0
 
-    def tell(self, step: g.Event | RunEnded | None) -> list[Told]:
+    def tell(self, step: g.Event | RunEnded | None) -> list[TorchRecord]:
         """The records of an event, of the end of the run, or of a look at the workers."""
         if step is None:
             return self.translator.look()
@@ -301,7 +301,7 @@ POINTS: dict[str, tuple[list[Any], list[str]]] = {
 
 @pytest.mark.parametrize("point", POINTS)
 def test_what_is_told(point: str) -> None:
-    story, told = Story(), list[Told]()
+    story, told = Story(), list[TorchRecord]()
     steps, words = POINTS[point]
     for number, step in enumerate(steps):
         told += story.tell(step)

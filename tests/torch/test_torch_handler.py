@@ -467,7 +467,7 @@ def test_a_program_ends_though_its_handler_blocks_for_ever() -> None:
             link = TorchHandlerLink(Handler, RestartPolicy(3), monitor_interval_s=0.1, exit_barrier_timeout_s=300.0)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(link.run, print)
-                link.tell(Ready(Node("us", "here", "default", 1, "", 0)))
+                link.send(Ready(Node("us", "here", "default", 1, "", 0)))
                 await begun.wait()
                 tasks.cancel_scope.cancel()
             await link.aclose()

@@ -60,10 +60,10 @@ class Watches:
             from aelastic.agent.watches.activity import ActivitySampler, rules_of
 
             rules = rules_of(spec, env)
-            is_told = spec.hang_timeout_steps is not None and spec.progress is None
+            are_reported = spec.hang_timeout_steps is not None and spec.progress is None
             self._watches.append(
                 ActivitySampler(
-                    rules, count_matches, self._report, step_s=step_s, waiting=waiting, steps_are_told=is_told
+                    rules, count_matches, self._report, step_s=step_s, waiting=waiting, steps_are_reported=are_reported
                 )
             )
 

@@ -65,7 +65,7 @@ class InPlaceAgent(Agent):
                 self._join(round_, are_ready=are_ready)
             case g.Spawn(generation, assigned):
                 self._spawn(generation, assigned)
-            case g.TellPrepared(are_ready):
+            case g.ReportPrepared(are_ready):
                 self.tell(Prepared(self.node_id, Starts.READY if are_ready else self.starts))
             case g.Begin(_, local_ranks, assigned):
                 self._begin(local_ranks, assigned)
@@ -83,10 +83,10 @@ class InPlaceAgent(Agent):
                 self.checks.releases(self)
                 for process in [*self._links.values()]:
                     self._tell_worker(process, process.hear_end)
-            case g.TellSucceeded():
+            case g.ReportSucceeded():
                 self.checks.succeeds(self)
                 super()._carry_out(action)
-            case g.TellOptedIn(round_):
+            case g.ReportOptedIn(round_):
                 self.tell(OptedIn(self.node_id, round_))
             case g.Stop(generation, local_ranks, signum):
                 self.checks.stops(self, local_ranks, signum)

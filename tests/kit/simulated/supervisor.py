@@ -232,11 +232,11 @@ class Agent(SimulatedProcess):
             case g.Spawn(generation, assigned):
                 assert assigned is not None, "no worker opts in to recovery in place, so none starts ahead"
                 self._spawn(generation, assigned)
-            case g.TellFailed(round_, failure, at):
+            case g.ReportFailed(round_, failure, at):
                 self.tell(Failed(self.node_id, round_, failure, self.now - at))
-            case g.TellSucceeded(round_):
+            case g.ReportSucceeded(round_):
                 self.tell(Succeeded(self.node_id, round_))
-            case g.TellLeft(reason):
+            case g.ReportLeft(reason):
                 self.tell(Left(self.node_id, reason))
             case g.Stop(generation, local_ranks, signum):
                 if local_ranks and (signum == signal.SIGKILL or not self._work.ignores_term):

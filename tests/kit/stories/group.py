@@ -186,7 +186,7 @@ class Told(texts.Told):
                 return f"{said}, its workers ready" if are_ready else said
             case ev.Spawn(generation, assigned):
                 return f"spawns generation {generation} " + (f"for round {assigned.round}" if assigned else "ahead")
-            case ev.TellPrepared(are_ready):
+            case ev.ReportPrepared(are_ready):
                 return f"tells that its workers {'are ready' if are_ready else 'start in the round'}"
             case ev.Begin(_, local_ranks, assigned):
                 return f"has {' '.join(map(str, local_ranks))} begin round {assigned.round}"
@@ -196,15 +196,15 @@ class Told(texts.Told):
                 return f"replaces {local_rank} by process {process}"
             case ev.Release():
                 return "lets all end"
-            case ev.TellOptedIn(round_):
+            case ev.ReportOptedIn(round_):
                 return f"tells that all have opted in to round {round_}"
             case ev.CancelSpawn(generation):
                 return f"cancels the start of generation {generation}"
-            case ev.TellFailed(round_, failure, at):
+            case ev.ReportFailed(round_, failure, at):
                 return f"tells that rank {failure.rank} failed in round {round_}, at {at:g}: {failure.message}"
-            case ev.TellSucceeded(round_):
+            case ev.ReportSucceeded(round_):
                 return f"tells that round {round_} succeeded"
-            case ev.TellLeft(reason):
+            case ev.ReportLeft(reason):
                 return f"tells that it leaves: {reason}"
             case ev.Stop(generation, local_ranks, by):
                 return f"stops {' '.join(map(str, local_ranks))} of generation {generation} with {signal_words(by)}"

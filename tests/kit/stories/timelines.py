@@ -7,7 +7,7 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-from aelastic.tools.timeline.merge import tell_story
+from aelastic.tools.timeline.merge import story_from
 from aelastic.tools.timeline.model import Story
 from aelastic.tools.timeline.reader import Log, read_logs
 from kit import decided
@@ -19,7 +19,7 @@ def logs_of(*nodes: NodeLog) -> list[Log]:
 
 
 def story_of(*nodes: NodeLog) -> Story:
-    return tell_story(logs_of(*nodes))
+    return story_from(logs_of(*nodes))
 
 
 def changed(line: bytes, **fields: Any) -> bytes:
