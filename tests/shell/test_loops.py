@@ -69,8 +69,8 @@ def test_an_unexpected_exception_is_described_in_one_line_with_its_place() -> No
         list[int]().pop()
     group = ExceptionGroup("of a task group", [caught.value])
     assert re.fullmatch(r"IndexError: pop from empty list \(test_loops\.py:\d+\)", described(group))
-    told = described(ValueError("no\nnumber" + "!" * 1000))
-    assert told.startswith("ValueError: no number!!!") and len(told) < DESCRIBED_MAX + 30
+    text = described(ValueError("no\nnumber" + "!" * 1000))
+    assert text.startswith("ValueError: no number!!!") and len(text) < DESCRIBED_MAX + 30
 
 
 @pytest.mark.parametrize("turns", range(4))

@@ -336,8 +336,8 @@ async def test_workers_go_on_while_the_rendezvous_cannot_be_asked(caplog: pytest
             handler.asked.clear()
         handler.waiting = 1
         await agent.next(m.Interrupted)
-    (said,) = [record.message for record in caplog.records if "no route" in record.message]
-    assert said.startswith("torch's rendezvous does not answer; the workers continue: ")
+    (message,) = [record.message for record in caplog.records if "no route" in record.message]
+    assert message.startswith("torch's rendezvous does not answer; the workers continue: ")
 
 
 async def test_a_failure_is_answered_though_the_handler_hangs() -> None:

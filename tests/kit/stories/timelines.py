@@ -64,7 +64,7 @@ def many_restarts(count: int, *, workers: int = 2) -> NodeLog:
     a.started(1.1)
     for place in range(count):
         a.fails(10.0 * place + 9.0, 0, f"failure {place}", known_at=10.0 * place + 9.001)
-        a.told(10.0 * place + 9.01, decided.restart(), restarts=place + 1)
+        a.restarting(10.0 * place + 9.01, decided.restart(), restarts=place + 1)
         a.stopped(10.0 * place + 9.1, *range(1, workers))
         a.formed(10.0 * place + 9.2, place + 2, 0, nodes=1, restarts=place + 1)
         a.started(10.0 * place + 9.3 + place * 0.001)
@@ -80,7 +80,7 @@ def cold_and_warm() -> NodeLog:
     a.reached(6.2, 0, "output", 5.0, "cold")
     a.reached(6.2, 1, "process_group", 5.5, "cold")
     a.fails(10.0, 0, "RuntimeError", known_at=10.0)
-    a.told(10.1, decided.restart())
+    a.restarting(10.1, decided.restart())
     a.stopped(10.2, 1)
     a.formed(10.3, 2, 0, nodes=1, restarts=1)
     a.started(10.35, is_warm=True)
