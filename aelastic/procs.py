@@ -275,7 +275,7 @@ class LocalWorkers(WorkerBackend):
         return Function(start, self._start_method, forked_context(launch))
 
     def _follow(self, child: Child) -> _Worker:
-        self._guard.tell("+", child.pid)
+        self._guard.send("+", child.pid)
         return _Worker(child, self._monitor_interval)
 
     async def wait(self, local_rank: int) -> WorkerExit:
@@ -290,7 +290,7 @@ class LocalWorkers(WorkerBackend):
         worker = self._workers[local_rank]
         if isinstance(worker, _Worker):
             await worker.clear()
-            self._guard.tell("-", worker.pid)
+            self._guard.send("-", worker.pid)
             self._workers[local_rank] = WorkerExit(0)
 
     def stop(self, local_rank: int, signum: int) -> bool:

@@ -389,8 +389,8 @@ class Supervisor:
             textfile = MetricsTextfile(self.spec.metrics_textfile, self._settings.run_id, self._expose())
             await textfile.open()
             self._observers.add(textfile)
-        may_tell_steps = self.spec.progress is not None or self.spec.recovery == "in-place"
-        if may_tell_steps and "KUBEFLOW_TRAINER_SERVER_URL" in env:
+        may_report_steps = self.spec.progress is not None or self.spec.recovery == "in-place"
+        if may_report_steps and "KUBEFLOW_TRAINER_SERVER_URL" in env:
             from aelastic.observe.export.trainer import TrainerStatus, status_server
 
             if (server := status_server(env)) is not None:

@@ -111,7 +111,7 @@ class Agents:
                     link = AgentLink(endpoint, self._settings, RUN_ID, node.node_id, self._policy, secret=self._secret)
                     self._links.append(link)
                     tasks.start_soon(link.run, self._listener_of(link, node))
-                    link.tell(Ready(node))
+                    link.send(Ready(node))
                     while not self._links[0].coordinates:  # noqa: ASYNC110  a link tells only of what agents have to do
                         await anyio.sleep(POLL_S)
                     await anyio.lowlevel.checkpoint()  # else all connect at once, in one thread, and time out
@@ -133,7 +133,7 @@ class Agents:
         victim = self._count // 2
         failure = ProcessFailure.from_elsewhere(f"host-{victim}", victim, 0, 1, 1, "exit code 1", "", 0)
         began = Instant.now()
-        self._links[victim].tell(Failed(f"id-{victim}", self._round, failure))
+        self._links[victim].send(Failed(f"id-{victim}", self._round, failure))
         await self._all_told.wait()
         return Instant.since(began)
 
@@ -145,7 +145,7 @@ class Agents:
                     if self._told == self._count:
                         self._all_told.set()
                 case Interrupted():
-                    link.tell(Ready(node))  # there are no workers that would have to end first
+                    link.send(Ready(node))  # there are no workers that would have to end first
                 case Ended():
                     sys.exit(f"the job ended: {wording.text_of(message.decision)}")
                 case _:

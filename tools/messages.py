@@ -22,7 +22,7 @@ READERS = (
 # What these return is what to use instead of a value; the others give it as the last argument of `rule`.
 REMEDIES = ("aelastic.diagnose.hangs.options", "aelastic.settings")
 # In the rendezvous, what says why a round or a job ends, or a node or a connection is refused.
-VERDICTS = {"Lost", "Refused", "_succeeded", "_refuse", "_drop", "tell", "_lose_quorum"}
+VERDICTS = {"Lost", "Refused", "_succeeded", "_refuse", "_drop", "_lose_quorum"}
 # Makes the sentences about decisions.
 WORDING = "aelastic.rdzv.decisions.wording"
 LETTERS = re.compile(r"[A-Za-z]{2,}")

@@ -101,11 +101,11 @@ class ControlSocket:
         finally:
             conn.close()
 
-    def close(self, said: dict[str, Any] | None) -> None:
+    def close(self, record: dict[str, Any] | None) -> None:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-            control_sockets.close(self._folder, self._name, said)
+            control_sockets.close(self._folder, self._name, record)
 
 
 class NoticePages:

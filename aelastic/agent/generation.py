@@ -50,7 +50,7 @@ PREPARES_AFTER_S = 1.0
 # A failure that blames a lost peer is reported this much later, unless that peer is seen to end first.
 GIVES_WAY_S = 0.3
 # Workers on all nodes are notified of a worker's end within this time, unless the failure is held or the leader lost.
-HEARS_WITHIN_S = 10.0
+NOTIFIED_WITHIN_S = 10.0
 HELD_MAX_S = 1800.0  # gloo's default timeout: collectives fail by then anyway
 STATES_DIFFER = "a restart would hide that ranks which should have the same state differ"
 FROZEN = next_round(Cause(CauseKind.AGENT_FROZEN))
@@ -62,7 +62,7 @@ def patience_s(spec: WorkerSpec) -> float:
     Meanwhile, the agents may hold the failure for the user to look at it, or may have to replace the leader.
     """
     lease_s = 0.0 if spec.rdzv is None else spec.rdzv.lease_s
-    return HEARS_WITHIN_S + lease_s + min(spec.hold_on_failure_s or 0.0, HELD_MAX_S)
+    return NOTIFIED_WITHIN_S + lease_s + min(spec.hold_on_failure_s or 0.0, HELD_MAX_S)
 
 
 class Generation:
@@ -80,7 +80,7 @@ class Generation:
         self._is_ahead = spawn.assigned is None  # workers are started before a round takes this node in
         self._assigned = spawn.assigned or provisional(context.settings)
         self._context, self._settings, self._group = context, context.settings, context.group
-        self._resources, self._post, self._tell = context.resources, context.post, context.tell
+        self._resources, self._post, self._emit = context.resources, context.post, context.emit
         self._give_up = give_up
         self._killed: set[int] = set()  # local ranks that were sent SIGKILL
         self._links = WorkerLinks(self.number, self._resources.sockets, self._post)
@@ -91,8 +91,8 @@ class Generation:
         self._one_has_ended = anyio.Event()
         self.is_held = False  # a worker has failed, and the others keep running for the user to look at them
         self._changed = anyio.Event()  # the group
-        self._told = anyio.Event()  # the previous failure has been reported
-        self._told.set()
+        self._has_reported = anyio.Event()  # the previous failure has been reported
+        self._has_reported.set()
 
     def cancel(self) -> None:
         """Cancels the start of the workers, if it is not too late."""
@@ -366,7 +366,7 @@ class Generation:
         if local_rank in self._group.exits.failed:
             self._post(ev.Exited(self.number, local_rank, None, gone_at))
         elif self._is_killed_by_others(local_rank, exit_):
-            await self._tell_in_turn(start, exit_, gone_at)
+            await self._report_in_turn(start, exit_, gone_at)
         elif local_rank in self._context.asked_at or local_rank in self._killed:
             worker, known = self._group.workers[local_rank], [*self._group.exits.failed.values()]
             raised = await resources.postmortem.raised(start, worker, exit_.exitcode, known)
@@ -375,7 +375,7 @@ class Generation:
             self._post(Interrupted(self._assigned.round, FROZEN, self._assigned.restart_count))
             self._post(ev.Exited(self.number, local_rank, None, gone_at))
         else:
-            await self._tell_in_turn(start, exit_, gone_at)
+            await self._report_in_turn(start, exit_, gone_at)
         await anyio.lowlevel.checkpoint()  # report first: looking for leftovers takes milliseconds
         await resources.backend.clear(local_rank)
         self._links.on_ended(local_rank)
@@ -386,16 +386,16 @@ class Generation:
         is_killed = exit_.exitcode == -signal.SIGKILL and not exit_.by_guard
         return is_killed and local_rank not in self._killed and bool(self._group.exits.failed)
 
-    async def _tell_in_turn(self, start: WorkerStart, exit_: WorkerExit, gone_at: float) -> None:
+    async def _report_in_turn(self, start: WorkerStart, exit_: WorkerExit, gone_at: float) -> None:
         """Examines a worker at once, but reports it after earlier failures: the first to end is first in the report."""
-        before, told = self._told, anyio.Event()
+        before, reported = self._has_reported, anyio.Event()
         if exit_.exitcode:  # reading a return value may take long, and no failure waits for that
-            self._told = told
+            self._has_reported = reported
         try:
             failure = await self._look_back(start, exit_)
             if failure is not None:
                 if failure.names_lost_peer:
-                    told.set()
+                    reported.set()
                     await self._give_way()
                 await self.stuck.comparisons.await_outliers(start.local_rank, failure)
                 await self._hold(failure)
@@ -405,7 +405,7 @@ class Generation:
                 self._post(ev.Drained(self.number, (), self._resources.pages.kill_at))
             self._post(ev.Exited(self.number, start.local_rank, failure, gone_at))
         finally:
-            told.set()
+            reported.set()
 
     async def _give_way(self) -> None:
         """A worker that blames a lost peer fails after that peer, which may be on this node and be seen a moment later.
@@ -426,7 +426,7 @@ class Generation:
             self._links.hold(self._assigned.fence)
             until = "" if limit_s == math.inf else f", or {limit_s:g} s have passed"
             text = f"rank {failure.rank} failed on {failure.host}: {failure.headline}"
-            self._tell(Announced("held", f"{text}; held: nothing is stopped until aelastic restart or stop{until}"))
+            self._emit(Announced("held", f"{text}; held: nothing is stopped until aelastic restart or stop{until}"))
         with anyio.move_on_after(limit_s):
             while self._group.phase is Phase.RUNNING:
                 await self._changed.wait()

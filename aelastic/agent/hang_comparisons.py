@@ -67,7 +67,7 @@ class HangComparisons:
         act: Callable[[Found], Awaitable[None]],
     ) -> None:
         self._node_id, self._group = context.settings.node_id, context.group
-        self._say, self._tell = context.resources.link.tell, context.tell
+        self._send, self._emit = context.resources.link.send, context.emit
         self._see, self._act = see, act
         self._comparison: m.Compared | None = None  # the last comparison of this round
         self._unreported: dict[
@@ -115,9 +115,9 @@ class HangComparisons:
             None,
             m.Hangs(self._node_id, round_, reason[:SENTENCE_CHARS_MAX], waited_s, is_stopped),
         )
-        self._say(hangs)
+        self._send(hangs)
         if not await self._wait(lambda: self._comparison is not None or self.round != round_, ANSWER_S):
-            self._say(hangs.replace(is_last=True))
+            self._send(hangs.replace(is_last=True))
             await self._wait(lambda: self._comparison is not None or self.round != round_, COMPARED_S)
         return self._comparison
 
@@ -137,11 +137,11 @@ class HangComparisons:
         match message:
             case m.Look(round_, reason):
                 places = await self._see(reason, self._unreported)
-                self._say(m.Saw(self._node_id, round_, tuple(place.for_others for place in places)))
+                self._send(m.Saw(self._node_id, round_, tuple(place.for_others for place in places)))
             case m.Compared(_, text, odd, is_stopped, waited_s):
                 self._comparison = message
                 self.on_change()
-                self._tell(Compared(self._group.generation, text, odd))
+                self._emit(Compared(self._group.generation, text, odd))
                 known_s = waited_s if waited_s > SOME_TIME_S else 0.0
                 found = Found(self._group.generation, 0, "hang", text, signal.SIGTERM, known_s, has_stacks=True)
                 for worker in self._group.workers if is_stopped else ():

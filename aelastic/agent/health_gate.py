@@ -118,10 +118,10 @@ class HealthGate:
     async def _host(self) -> str:
         """Returns the fault of the host, or "", or a disk does not answer."""
         with suppress(TimeoutError):
-            return await in_thread(self._told_by_host, within_s=LIMIT_S)
+            return await in_thread(self._fault_of_host, within_s=LIMIT_S)
         return ""
 
-    def _told_by_host(self) -> str:
+    def _fault_of_host(self) -> str:
         for path, least in ((self._folder, LOG_BYTES_MIN), (Path("/dev/shm"), SHM_BYTES_MIN)):  # noqa: S108
             with suppress(OSError):
                 room = os.statvfs(path)

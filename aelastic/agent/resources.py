@@ -93,7 +93,7 @@ class Resources:
     Args:
         settings: the agent's settings.
         group: the workers; read, never changed.
-        tell: takes run events, for the observers.
+        emit: takes run events, for the observers.
         on_found: receives each finding of a watch.
 
     Raises:
@@ -104,7 +104,7 @@ class Resources:
         self,
         settings: AgentSettings,
         group: WorkerGroup,
-        tell: Callable[[RunEvent], None],
+        emit: Callable[[RunEvent], None],
         on_found: Callable[[Found], Coroutine[Any, Any, None]],
     ) -> None:
         self._settings, spec, env = settings, settings.spec, settings.env
@@ -125,7 +125,7 @@ class Resources:
 
                 self.error_rules = ErrorRules(parse(spec.restart_policy), self.sockets.mark_env(env))
             self.postmortem = Postmortem(self.logs, is_local=settings.is_local, error_rules=self.error_rules)
-            self.start_watch = StartWatch(group, partial(self._tell_start, tell), is_local=settings.is_local)
+            self.start_watch = StartWatch(group, partial(self._emit_start, emit), is_local=settings.is_local)
             self.recorder: FlightRecorder | None = None
             if spec.finds_hangs or spec.expect_output:  # triggers the flight recorders of ranks
                 from aelastic.diagnose.stacks.collectives import FlightRecorder
@@ -139,16 +139,16 @@ class Resources:
                 self.gate = HealthGate(spec.health_check, mark_env, self.sockets.mark, self.logs.root)
                 made.callback(self.gate.close)
             self.process_states = ProcessStates()
-            self.progress = Progress(self.logs, self.pages.steps, tell, is_on=spec.progress is not None)
+            self.progress = Progress(self.logs, self.pages.steps, emit, is_on=spec.progress is not None)
             seen = self.logs.count_matches, self.progress.step_s, partial(self._waiting, group)
             self.watches = Watches(spec, env, scratch, *seen, on_found)
             made.callback(self.watches.close)
             is_bind_all = spec.rdzv is not None and spec.rdzv.bind_all and not spec.rdzv.is_on_loopback
             self.store = StoreHost(self.sockets.mark_env(env), is_bind_all=is_bind_all)
-            around = AgentContext(settings.run_id, env, self.store, lambda *news: tell(EndpointChanged(*news)))
+            around = AgentContext(settings.run_id, env, self.store, lambda *news: emit(EndpointChanged(*news)))
             self.link: Link = open_link(spec, settings.node_id, around)
             # Last: these start processes.
-            self._fork_server = None if settings.backend else self._open_fork_server(settings, tell)
+            self._fork_server = None if settings.backend else self._open_fork_server(settings, emit)
             if self._fork_server is not None:
                 self.store.fork_from(self._fork_server.fork_helper)
             self.backend = settings.backend or LocalWorkers(
@@ -170,7 +170,7 @@ class Resources:
         """Returns the local ranks that wait for a drain."""
         return self.pages.waiting(clock.now(), are_ending=group.exits.is_draining)
 
-    def _open_fork_server(self, settings: AgentSettings, tell: Callable[[RunEvent], None]) -> ForkServer | None:
+    def _open_fork_server(self, settings: AgentSettings, emit: Callable[[RunEvent], None]) -> ForkServer | None:
         spec = settings.spec
         if not spec.preload:
             return None
@@ -193,12 +193,12 @@ class Resources:
         env, kept_in = self.sockets.mark_env(env), settings.cache_folder
 
         def on_measured(memory: Memory) -> None:
-            tell(ForkServerMeasured(memory.parked, memory.pss_bytes))
+            emit(ForkServerMeasured(memory.parked, memory.pss_bytes))
 
         return ForkServer(command, spec.preload, spec.preload_from, env, own_variables(spec), on_measured, kept_in)
 
-    def _tell_start(self, tell: Callable[[RunEvent], None], event: RunEvent) -> None:
-        tell(event)
+    def _emit_start(self, emit: Callable[[RunEvent], None], event: RunEvent) -> None:
+        emit(event)
         imports = None if self._fork_server is None else self._fork_server.imports
         if imports is not None and isinstance(event, WorkerReached) and event.phase == "process_group":
             imports.end()
@@ -264,7 +264,7 @@ class RunContext:
         group: the workers; read, never changed.
         tasks: the task group of the run.
         post: takes events, for the group.
-        tell: takes run events, for the observers.
+        emit: takes run events, for the observers.
     """
 
     def __init__(
@@ -274,10 +274,10 @@ class RunContext:
         group: WorkerGroup,
         tasks: TaskGroup,
         post: Callable[[Event], None],
-        tell: Callable[[RunEvent], None],
+        emit: Callable[[RunEvent], None],
     ) -> None:
         self.settings, self.resources, self.group = settings, resources, group
-        self.tasks, self.post, self.tell = tasks, post, tell
+        self.tasks, self.post, self.emit = tasks, post, emit
 
 
 class GenerationContext(RunContext):

@@ -71,7 +71,7 @@ class Run:
         self._mailbox = mailbox
         self._observers = observers
         self._event_source = RunEventSource(group)
-        self.resources = Resources(settings, group, self._tell, self._on_found)
+        self.resources = Resources(settings, group, self._emit, self._on_found)
         # If there are several: why each is missing, or "", and since when.
         self._endpoints: dict[str, tuple[str, float]] = {}
         self._asked = asked
@@ -127,12 +127,12 @@ class Run:
         from aelastic.agent.requests.notices import Notices
 
         assert self._tasks is not None  # no notice comes while nothing runs
-        post, tell = self._mailbox.post, self._tell
-        notices = Notices(RunContext(self._settings, self.resources, self._group, self._tasks, post, tell))
+        post, emit = self._mailbox.post, self._emit
+        notices = Notices(RunContext(self._settings, self.resources, self._group, self._tasks, post, emit))
         self._tasks.start_soon(notices.run, name="notices")
         return notices
 
-    async def _hear_requests(self) -> None:
+    async def _receive_requests(self) -> None:
         while True:
             if (asked := await self._asked.next(None)) is not None:
                 self.notices.ask(asked)
@@ -140,8 +140,8 @@ class Run:
     def send_signal(self, signum: int) -> None:
         """Forwards a signal to live workers, except those that it would end."""
         for each in self._group.workers:
-            is_told = not self._settings.is_local or proc_table.handles(each.id, signum)
-            if each.local_rank in self._group.exits.alive and is_told:
+            is_handled = not self._settings.is_local or proc_table.handles(each.id, signum)
+            if each.local_rank in self._group.exits.alive and is_handled:
                 self.resources.backend.stop(each.local_rank, signum)
 
     async def _on_found(self, found: Found) -> None:
@@ -160,7 +160,7 @@ class Run:
             try:
                 settings, host = self._settings, socket.gethostname()
                 names = {"run_id": settings.run_id, "node_id": settings.node_id, "host": host}
-                self._tell(introduction(settings.spec, **names, pid=os.getpid()))
+                self._emit(introduction(settings.spec, **names, pid=os.getpid()))
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(resources.backend.run, name="backend")
                     tasks.start_soon(resources.logs.run, name="logs")
@@ -169,7 +169,7 @@ class Run:
                     tasks.start_soon(self._observers.run, name="observers")
                     tasks.start_soon(resources.watches.run, name="watches")
                     tasks.start_soon(resources.progress.run, name="progress")
-                    tasks.start_soon(self._hear_requests, name="requests")
+                    tasks.start_soon(self._receive_requests, name="requests")
                     tasks.start_soon(resources.control_socket.run, self._serve, name="control socket")
                     if settings.spec.notice_file is not None or settings.spec.notice_command is not None:
                         from aelastic.agent.requests.notice_sources import NoticeSources
@@ -213,7 +213,7 @@ class Run:
                 self._join(tasks, action)
             case ev.Spawn(number):
                 context = GenerationContext(
-                    self._settings, resources, self._group, tasks, self._mailbox.post, self._tell
+                    self._settings, resources, self._group, tasks, self._mailbox.post, self._emit
                 )
                 if self._generation is not None:
                     self._generation.close()
@@ -229,19 +229,19 @@ class Run:
                 tasks.start_soon(self._current.replace, action, name=f"replace {local_rank}")
             case ev.Release():
                 self._current.release()
-            case ev.TellOptedIn(round_):
-                resources.link.tell(m.OptedIn(node_id, round_))
+            case ev.ReportOptedIn(round_):
+                resources.link.send(m.OptedIn(node_id, round_))
                 self._current.on_opted_in()
-            case ev.TellPrepared(are_ready):
+            case ev.ReportPrepared(are_ready):
                 starts = m.Starts.READY if are_ready else resources.starts(is_new=False)
-                resources.link.tell(m.Prepared(node_id, starts))
-            case ev.TellFailed(round_, failure, at):
+                resources.link.send(m.Prepared(node_id, starts))
+            case ev.ReportFailed(round_, failure, at):
                 age_s, reached = clock.now() - at, resources.reached(self._observers.state)
-                resources.link.tell(m.Failed(node_id, round_, failure.for_others(), age_s, reached))
-            case ev.TellSucceeded(round_):
-                resources.link.tell(m.Succeeded(node_id, round_))
-            case ev.TellLeft(reason):
-                resources.link.tell(m.Left(node_id, reason))
+                resources.link.send(m.Failed(node_id, round_, failure.for_others(), age_s, reached))
+            case ev.ReportSucceeded(round_):
+                resources.link.send(m.Succeeded(node_id, round_))
+            case ev.ReportLeft(reason):
+                resources.link.send(m.Left(node_id, reason))
             case ev.Stop(_, local_ranks, signum):
                 generation = self._current
                 if signum == signal.SIGKILL and generation.stuck.stack_dumps.claim_dump(local_ranks):
@@ -266,15 +266,15 @@ class Run:
         if self._group.phase is Phase.FORMING:
             tasks.start_soon(self._join_in_place, ready, name="join")
             return
-        resources.link.tell(ready)
+        resources.link.send(ready)
         if starts is m.Starts.PREPARING:
-            tasks.start_soon(self._tell_prepared, name="prepared")
+            tasks.start_soon(self._report_prepared, name="prepared")
 
     async def _join_in_place(self, ready: m.Ready) -> None:
         """Joins once the last round's store is gone: workers that wait connect to the next round's store at once."""
         await self.resources.store.wait_dropped()
         if self._is_last_word(ready):
-            self.resources.link.tell(ready)
+            self.resources.link.send(ready)
 
     def _is_last_word(self, ready: m.Ready) -> bool:
         """Whether this node still waits for a round, and this is its latest message about it.
@@ -308,15 +308,15 @@ class Run:
             if is_alone and clock.now() - began >= limit_s:
                 return self._give_up(RendezvousTimeoutError(f"this node is unfit, for {limit_s:g} s now: {reason}"))
             if self._generation is not None:
-                self.resources.link.tell(ready.replace(node=ready.node.replace(unfit=reason)))
+                self.resources.link.send(ready.replace(node=ready.node.replace(unfit=reason)))
             text = f"{reason}; it takes part in no round, and is looked at again in {(pause_s := gate.pause_s()):.0f} s"
-            self._tell(Waited(f"this node is unfit: {text}"))
+            self._emit(Waited(f"this node is unfit: {text}"))
             await anyio.sleep(pause_s)
         if not self._is_last_word(ready):
             return None
-        self.resources.link.tell(ready)
+        self.resources.link.send(ready)
         if ready.node.starts is m.Starts.PREPARING:
-            await self._tell_prepared()
+            await self._report_prepared()
         return None
 
     async def _wait_while_cordoned(self, cordoned: r.Cordoned) -> None:
@@ -324,21 +324,21 @@ class Run:
         ready, hours = self._ready, cordoned.again_s / 3600
         if cordoned.again_s:
             why = f"this node is cordoned for {hours:.3g} h ({cordoned.reason}); the others continue without it"
-            self._tell(Waited(why))
+            self._emit(Waited(why))
         with anyio.CancelScope() as self._cordoned:
             await anyio.sleep(cordoned.again_s)
             if ready is not None and self._is_last_word(ready):
-                self.resources.link.tell(ready)
+                self.resources.link.send(ready)
 
     @property
     def _can_start_ahead(self) -> bool:
         """Whether workers may start before a round includes this node, or already wait for one."""
         return self._group.phase is not Phase.JOINING or can_start_ahead(self._settings)
 
-    async def _tell_prepared(self) -> None:
+    async def _report_prepared(self) -> None:
         starts = await self.resources.prepared()
         if self._group.phase is Phase.JOINING:  # else this is reported once the workers are ready
-            self.resources.link.tell(m.Prepared(self._settings.node_id, starts))
+            self.resources.link.send(m.Prepared(self._settings.node_id, starts))
 
     @property
     def _current(self) -> Generation:
@@ -365,9 +365,9 @@ class Run:
             more = "" if message.kind is m.WaitKind.ENDPOINT else self._missing_endpoints()
             if message.kind is m.WaitKind.SPARE and self._generation is None:  # the user may expect a new job
                 more += SPARE_HINT
-            self._tell(Waited(message.text + more, message.missing))
+            self._emit(Waited(message.text + more, message.missing))
         elif isinstance(message, m.Settled):
-            self._tell(Waited(wording.settled(message.round, message.decision)))
+            self._emit(Waited(wording.settled(message.round, message.decision)))
         elif isinstance(message, r.Cordoned):
             self._cordoned.cancel()
             if self._tasks is not None:
@@ -383,7 +383,7 @@ class Run:
                 self._tasks.start_soon(self.queries.show, message.fetch, name="shows")
         elif isinstance(message, m.StartAhead) and not self._can_start_ahead:
             if self._tasks is not None:
-                self._tasks.start_soon(self._tell_prepared, name="prepared")
+                self._tasks.start_soon(self._report_prepared, name="prepared")
         elif not isinstance(message, m.Look | m.Compared):
             self._mailbox.post(message)
         elif self._tasks is not None and self._generation is not None:  # without workers it is meaningless
@@ -391,7 +391,7 @@ class Run:
 
     async def _close(self) -> None:
         async with self.resources.closing(self._observers):
-            self._tell(self._ending())
+            self._emit(self._ending())
             self.resources.control_socket.close(self._left())
 
     def _ending(self) -> RunEnded:
@@ -408,11 +408,11 @@ class Run:
             return _crashed(error)
         cause = None if group.verdict is None else group.verdict.cause
         failures = {} if self._result is None else self._result.failures
-        told = "" if self._error is None else _traceback_of(self._error)
+        error_text = "" if self._error is None else _traceback_of(self._error)
         if self._given_up_for is not None:
-            return RunEnded(group.state, str(self._given_up_for), cause, failures, told)
+            return RunEnded(group.state, str(self._given_up_for), cause, failures, error_text)
         decision = None if group.verdict is None else group.verdict.decision
-        return RunEnded(group.state, wording.text_of(group.reason), cause, failures, told, decision)
+        return RunEnded(group.state, wording.text_of(group.reason), cause, failures, error_text, decision)
 
     def _left(self) -> dict[str, Any] | None:
         """Returns the description of this run that stays readable."""
@@ -439,7 +439,7 @@ class Run:
         stacks = {} if self._generation is None else self._generation.stacks_of_killed()
         return result_of(self._group, returned, stacks, self.resources.backend.describe)
 
-    def _tell(self, run_event: RunEvent) -> None:
+    def _emit(self, run_event: RunEvent) -> None:
         now = clock.now()
         if isinstance(run_event, EndpointChanged):
             self._endpoints[run_event.endpoint] = run_event.trouble, now

@@ -110,17 +110,17 @@ class RunEventSource:
     def handle(self, event: Event, now: float) -> list[ev.RunEvent]:
         """Returns the run events that follow from an event that the group has handled."""
         group = self._group
-        told = [*self._what_happened(event, now), *self._killed(event)]
+        events = [*self._what_happened(event, now), *self._killed(event)]
         if group.assigned is not self._assigned:
-            told += self._round_formed()
+            events += self._round_formed()
         if (name := ev.NAME_OF.get(group.phase)) != self._name:
-            told += [] if self._name is None else [ev.PhaseTook(self._name, now - self._since)]
+            events += [] if self._name is None else [ev.PhaseTook(self._name, now - self._since)]
             self._name, self._since = name, now
         if (group.phase, group.state) != (self._phase, self._state):
             reason = wording.text_of(group.reason) if group.reason else _words(event)
-            told.append(ev.Changed(self._phase, group.phase, group.state, reason))
+            events.append(ev.Changed(self._phase, group.phase, group.state, reason))
             self._phase, self._state = group.phase, group.state
-        return told
+        return events
 
     def _what_happened(  # noqa: C901, PLR0912  a case for each event
         self, event: Event, now: float
@@ -237,11 +237,11 @@ class RunEventSource:
         elif local_rank in group.exits.stopped:
             outcome = "stopped"
         rank = group.workers[local_rank].global_rank
-        told: list[ev.RunEvent] = [ev.WorkerEnded(event.generation, local_rank, rank, outcome, failure)]
+        events: list[ev.RunEvent] = [ev.WorkerEnded(event.generation, local_rank, rank, outcome, failure)]
         # An unhealthy worker's failure was known before the worker ended.
         if event.gone_at is not None and failure is not None and not failure.found_by:
-            told.append(ev.PhaseTook("detect", max(0.0, now - event.gone_at), local_rank))
-        return told
+            events.append(ev.PhaseTook("detect", max(0.0, now - event.gone_at), local_rank))
+        return events
 
     def _restarting(self, event: Interrupted) -> list[ev.RunEvent]:
         group = self._group

@@ -170,7 +170,7 @@ class StackDumps:
             assert self._collected is not None
             self._collected.set()
             self._collected = None
-        self._context.tell(self.taken)
+        self._context.emit(self.taken)
 
     async def warn_unless_seen(self) -> None:
         """Warns if the stack of a running worker cannot be taken here: after a hang it is too late to find out."""

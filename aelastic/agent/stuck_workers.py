@@ -51,15 +51,15 @@ class StuckWorkers:
 
         recorder = self._resources.recorder
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_say, partial(ras_line, self._context.settings.env), name="RAS")
+            tasks.start_soon(_log_line, partial(ras_line, self._context.settings.env), name="RAS")
             if recorder is not None:
-                tasks.start_soon(_say, recorder.line, name="flight recorder")
+                tasks.start_soon(_log_line, recorder.line, name="flight recorder")
             await self.stack_dumps.collect(why)
         steps = {rank: step.step for rank, step in self._resources.progress.steps().items()}
         return places_of(self._group, self.stack_dumps.threads_of, failed, steps)
 
 
-async def _say(ask: Callable[[], Awaitable[str]]) -> None:
+async def _log_line(ask: Callable[[], Awaitable[str]]) -> None:
     if line := await ask():
         _log.warning("%s", line)
 
@@ -74,7 +74,7 @@ class UnhealthyWorkers:
 
     def __init__(self, context: GenerationContext, stack_dumps: StackDumps) -> None:
         self._context, self._group, self._stack_dumps = context, context.group, stack_dumps
-        self._post, self._tell = context.post, context.tell
+        self._post, self._emit = context.post, context.emit
         self._found: dict[int, Found] = {}  # by local rank: findings that stop a worker
         self._unhealthy: dict[int, ProcessFailure] = {}  # by local rank: the resulting failures
 
@@ -87,7 +87,7 @@ class UnhealthyWorkers:
         worker = group.workers[rank]
         if found.signum is None:
             known = found.generation, rank, worker.global_rank, found.by, found.reason
-            self._tell(Noticed(*known, is_stopped=False, silent_s=found.waited_s))
+            self._emit(Noticed(*known, is_stopped=False, silent_s=found.waited_s))
             if found.has_stacks:
                 self._stack_dumps.log_innermost_frames([rank])
             elif found.by != "timer":  # a worker whose own timer has expired may not hang

@@ -13,7 +13,7 @@ from aelastic.cli.manual.topics import entry
 from aelastic.cli.parser import ALIASES, COMMANDS, Groups, version_text, versions
 from aelastic.cli.spec_fields import did_you_mean
 from aelastic.errors import InputError
-from aelastic.observe.ui.commands import say, say_help
+from aelastic.observe.ui.commands import write_help, write_text
 
 
 def run_command(
@@ -38,7 +38,7 @@ def run_command(
         return _run(command, rest, environ, groups, complain)
     except InputError as error:
         if "--json" in rest:
-            say(json.dumps({"code": "usage", "text": " ".join(str(error).split())}))
+            write_text(json.dumps({"code": "usage", "text": " ".join(str(error).split())}))
         raise
 
 
@@ -54,7 +54,7 @@ def _run(
             return _help(parser_of("help").parse_args(rest).command, groups)
         case "version":
             is_json = parser_of("version").parse_args(rest).json
-            say(json.dumps({"code": "ok", **versions()}, indent=2) if is_json else version_text())
+            write_text(json.dumps({"code": "ok", **versions()}, indent=2) if is_json else version_text())
             return 0
         case "doctor":
             from aelastic.cli.doctor.command import examine
@@ -95,13 +95,13 @@ def _run_beside(command: str, argv: Sequence[str], environ: Mapping[str, str]) -
 def _help(words: Sequence[str], groups: Groups) -> int:
     """Prints the help of a command, that of `aelastic`, or what helps with a message that names its topic."""
     if not words:
-        say_help(short_help(groups))
+        write_help(short_help(groups))
         return 0
     name = ALIASES.get(words[0], words[0])
     if name not in COMMANDS and (text := entry(words[0])) is not None:
-        say(text)
+        write_text(text)
         return 0
     if name not in COMMANDS:
         raise InputError(f"help: there is no command or topic {words[0]}{did_you_mean(words[0], COMMANDS)}")
-    say_help(command_help(name))
+    write_help(command_help(name))
     return 0

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from aelastic.result import RunResult
 
 _stderr = StderrWriter()
-_say = _stderr.put
+_write = _stderr.put
 
 # Where all options are explained, with their variables.
 _ALL_HELP = "aelastic --help-all"
@@ -149,7 +149,7 @@ def _run_command(
         if is_command:
             from aelastic.cli.commands import run_command
 
-            return CommandExit(run_command(argv, environ, groups, _say))
+            return CommandExit(run_command(argv, environ, groups, _write))
         invocation = parse(argv, environ, groups)
         if owns_process:
             from aelastic.base.host.children import adopt_orphans
@@ -193,7 +193,7 @@ def _run_job(invocation: Invocation, *, owns_process: bool) -> CommandExit:
             return _explain(error, invocation.endpoint_note)
         finally:
             if live is not None:
-                _say(live.end)
+                _write(live.end)
         return _conclude(invocation, result, next(iter(stopped_by), None))
 
 
@@ -321,22 +321,22 @@ def _conclude(invocation: Invocation, result: RunResult, stopped_by: int | None)
         how, raised = "all workers have ended", len(result.raised)
         if raised:
             how = f"{raised} of {raised + len(result.victims)} workers failed while they were stopping"
-        _say(f"aelastic: stopped by {signal.Signals(stopped_by).name}; {how}{_told(result)}")
+        _write(f"aelastic: stopped by {signal.Signals(stopped_by).name}; {how}{_details(result)}")
         return CommandExit.of_signal(stopped_by)
     if result.state.name == "SUCCEEDED":
         return CommandExit(0)
     if result.is_drained:
         resume = "all workers have ended; run the same command again to resume"
-        _say(f"aelastic: {result.reason}; {resume}{_told(result)}")
+        _write(f"aelastic: {result.reason}; {resume}{_details(result)}")
         return CommandExit(EXIT_TRY_AGAIN)
     if result.is_stopped:
-        _say(f"aelastic: {result.reason}; all workers have ended{_told(result)}")
+        _write(f"aelastic: {result.reason}; all workers have ended{_details(result)}")
         return CommandExit.of_signal(signal.SIGTERM)
-    _say(f"aelastic: {invocation.name} {result.state.name}: {result.reason or 'unknown reason'}{_told(result)}")
+    _write(f"aelastic: {invocation.name} {result.state.name}: {result.reason or 'unknown reason'}{_details(result)}")
     return CommandExit(EXIT_FAILURE)
 
 
-def _told(result: RunResult) -> str:
+def _details(result: RunResult) -> str:
     """Lines about workers that failed while stopping, and the stacks of those that had to be killed."""
     if not result.raised and not result.stacks:
         return ""
@@ -347,7 +347,7 @@ def _told(result: RunResult) -> str:
 
 def _report(failed: ChildFailedError) -> CommandExit:
     """Reports the workers that failed, and writes the cause for the agent's caller (a scheduler, another agent)."""
-    _say(str(failed))
+    _write(str(failed))
     _, cause = failed.get_first_failure()
     if _has_error_file():
         get_error_handler().write_failure(cause)
@@ -363,21 +363,21 @@ def _explain(error: BaseException, endpoint_note: str = "") -> CommandExit:
         case ChildFailedError():
             return _report(error)
         case RendezvousTimeoutError() | RendezvousConnectionError():
-            _say(with_topic(f"aelastic: error: {error}{endpoint_note}", error.topic))
+            _write(with_topic(f"aelastic: error: {error}{endpoint_note}", error.topic))
         case AelasticError():  # an `InternalError` brings its story
-            _say(with_topic(f"aelastic: error: {error}", error.topic))
+            _write(with_topic(f"aelastic: error: {error}", error.topic))
         case ModuleNotFoundError(name=str(name)) if not name.startswith("aelastic"):
             package = name.partition(".")[0]
             text = f"{package} is not installed for {sys.executable}: pip install {package}"
             return _refuse(InputError(text, topic="a-package-is-not-installed"))
         case _ if shortage := shortage_of(error):
-            _say(f"aelastic: error: the agent cannot continue: {shortage}")
+            _write(f"aelastic: error: the agent cannot continue: {shortage}")
             error = HostError(shortage)
         case _:
             import traceback
 
             trace = "".join(traceback.format_exception(error))
-            _say(f"{trace}aelastic: error: {error!r} (a bug in aelastic: please report it, with the lines above)")
+            _write(f"{trace}aelastic: error: {error!r} (a bug in aelastic: please report it, with the lines above)")
     if _has_error_file():
         get_error_handler().record_exception(error)
     return CommandExit(exit_code_of(error) if isinstance(error, AelasticError) else EXIT_INTERNAL)
@@ -390,5 +390,5 @@ def _has_error_file() -> bool:
 def _refuse(error: InputError, see: str = _ALL_HELP) -> CommandExit:
     """Ends with the message, and with where help on it is: its topic, or else `see`."""
     text = f"aelastic: error: {' '.join(str(error).split())}"
-    _say(f"{text} (see {see})" if error.topic is None else with_topic(text, error.topic))
+    _write(f"{text} (see {see})" if error.topic is None else with_topic(text, error.topic))
     return CommandExit(EXIT_INPUT)

@@ -155,26 +155,26 @@ class _Parser(argparse.ArgumentParser):
         return command_help(self.command) if self.command else short_help(self.groups)
 
     def print_help(self, _: Any = None) -> None:
-        from aelastic.observe.ui.commands import say_help
+        from aelastic.observe.ui.commands import write_help
 
-        say_help(self.format_help())
+        write_help(self.format_help())
 
 
 class _ShowAll(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from aelastic.cli.help import full_help
-        from aelastic.observe.ui.commands import say_help
+        from aelastic.observe.ui.commands import write_help
 
         assert isinstance(parser, _Parser)
-        say_help(full_help(parser.groups))
+        write_help(full_help(parser.groups))
         parser.exit()
 
 
 class _ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from aelastic.observe.ui.commands import say  # nothing else pays for it
+        from aelastic.observe.ui.commands import write_text  # nothing else pays for it
 
-        say(version_text())
+        write_text(version_text())
         parser.exit()
 
 

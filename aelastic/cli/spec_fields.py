@@ -235,7 +235,7 @@ def check_effects(chosen: Settings, local_world_size: int) -> None:
     for dest in ("tee", "redirects"):
         if isinstance(chosen[dest], Mapping):
             missing = [rank for rank in chosen[dest] if rank not in there]
-            _tell_of(chosen.source(dest), missing, "local rank", there, log)
+            _log_missing(chosen.source(dest), missing, "local rank", there, log)
     world = there if is_single_node else range(chosen["nnodes"][1] * local_world_size)
     _check_ranks(chosen, "expect_output_ranks", world, log, is_needed=is_single_node)
     for stream, dest in ((Std.OUT, "duplicate_stdout_filters"), (Std.ERR, "duplicate_stderr_filters")):
@@ -257,10 +257,10 @@ def _check_ranks(chosen: Settings, dest: str, there: range, log: Callable[..., N
     what = "rank" if dest == "expect_output_ranks" else "local rank"
     if is_needed and len(missing) == len(chosen[dest]):
         raise InputError(f"{source}: no worker has {_listed(what, missing)}: {_known(there)}")
-    _tell_of(source, missing, what, there, log)
+    _log_missing(source, missing, what, there, log)
 
 
-def _tell_of(source: str, missing: list[int], what: str, there: range, log: Callable[..., None]) -> None:
+def _log_missing(source: str, missing: list[int], what: str, there: range, log: Callable[..., None]) -> None:
     if missing:
         log("%s: no worker here has %s: %s", source, _listed(what, missing), _known(there))
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from aelastic.cli.manual.parsing import parser_of
 from aelastic.errors import InputError
 from aelastic.observe.time_spent import WORDS
-from aelastic.observe.ui.commands import say
+from aelastic.observe.ui.commands import write_text
 from aelastic.observe.ui.progress_line import ProgressLine
 from aelastic.tools.spent.report import CostReport, report_of
 from aelastic.tools.timeline.files import read_all
@@ -31,7 +31,9 @@ def run_spent(argv: Sequence[str]) -> int:
     if len(ids) > 1:
         raise InputError(f"the logs belong to {len(ids)} jobs, name those of one: {', '.join(ids[:5])}")
     report = report_of(logs, args.cost, args.save)
-    say(json.dumps({"code": "ok", **asdict(report), "cost": report.cost}, indent=2) if args.json else as_text(report))
+    write_text(
+        json.dumps({"code": "ok", **asdict(report), "cost": report.cost}, indent=2) if args.json else as_text(report)
+    )
     return 0
 
 

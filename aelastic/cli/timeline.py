@@ -17,11 +17,11 @@ from aelastic.base.host.files import replace_file
 from aelastic.cli.manual.parsing import parser_of
 from aelastic.diagnose.failures.failure import printable
 from aelastic.errors import EXIT_INPUT, InputError
-from aelastic.observe.ui.commands import say
+from aelastic.observe.ui.commands import write_text
 from aelastic.observe.ui.progress_line import ProgressLine
 from aelastic.tools.timeline.files import read_all
 from aelastic.tools.timeline.html import page, summary
-from aelastic.tools.timeline.merge import tell_story
+from aelastic.tools.timeline.merge import story_from
 from aelastic.tools.timeline.model import Story
 from aelastic.tools.timeline.perfetto import trace
 from aelastic.tools.timeline.reader import Log, runs_of
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _make(parser_of("timeline", "python -m aelastic.timeline").parse_args(argv))
     except InputError as error:
         line = " ".join(printable(str(error)).splitlines())
-        say(f"aelastic.timeline: error: {line} (see python -m aelastic.timeline --help)", sys.stderr)
+        write_text(f"aelastic.timeline: error: {line} (see python -m aelastic.timeline --help)", sys.stderr)
         return EXIT_INPUT
 
 
@@ -66,16 +66,16 @@ def _draw(options: argparse.Namespace, progress: ProgressLine) -> int:
         raise InputError(f"{', '.join(map(str, options.folders))}: no record of a run ({damaged} damaged lines)")
     run, others = _choose(logs, options.run_id)
     progress.show("merging the logs")
-    story = tell_story(run)
+    story = story_from(run)
     progress.show(f"drawing {output}")
     _write(output, page(story))
     progress.show(f"writing {trace_file}")
     _write(trace_file, json.dumps(trace(story), separators=(",", ":")) + "\n")
     progress.clear()
     if options.json:
-        say(json.dumps(_described(story, output, trace_file, others), indent=2))
+        write_text(json.dumps(_described(story, output, trace_file, others), indent=2))
     else:
-        _say(story, output, trace_file, others)
+        _write_summary(story, output, trace_file, others)
     return 0
 
 
@@ -97,23 +97,23 @@ def _described(story: Story, output: Path, trace_file: Path, others: Sequence[st
     }
 
 
-def _tell(line: str) -> None:
-    say(" ".join(printable(line).splitlines()))
+def _write_line(line: str) -> None:
+    write_text(" ".join(printable(line).splitlines()))
 
 
-def _say(story: Story, output: Path, trace_file: Path, others: Sequence[str]) -> None:
-    _tell(f"picture  {output}")
-    _tell(f"trace    {trace_file}  (for https://ui.perfetto.dev)")
-    _tell(f"run      {story.run_id}: {summary(story)}")
+def _write_summary(story: Story, output: Path, trace_file: Path, others: Sequence[str]) -> None:
+    _write_line(f"picture  {output}")
+    _write_line(f"trace    {trace_file}  (for https://ui.perfetto.dev)")
+    _write_line(f"run      {story.run_id}: {summary(story)}")
     if story.state not in {"", "SUCCEEDED"}:
-        _tell(f"ended    {story.state}: {story.reason}")
+        _write_line(f"ended    {story.state}: {story.reason}")
     if story.culprit:
-        _tell(f"cause    {story.culprit}")
+        _write_line(f"cause    {story.culprit}")
     for note in story.notes:
-        _tell(f"note     {note}")
+        _write_line(f"note     {note}")
     if others:
         ids = ", ".join(others[:5]) + (", …" if len(others) > 5 else "")
-        _tell(f"note     {len(others)} other runs found; use --run-id to choose one: {ids}")
+        _write_line(f"note     {len(others)} other runs found; use --run-id to choose one: {ids}")
 
 
 def _choose(logs: Sequence[Log], run_id: str | None) -> tuple[list[Log], list[str]]:

@@ -260,13 +260,13 @@ class RunLogs:
         Args:
             ended: local ranks of workers that have ended with empty buffers.
         """
-        said = {
+        by_rank = {
             rank: [matcher.last_step if rank in ended else matcher.step for _, matcher in searched]
             for rank, searched in self._opened.progress.items()
         }
         return {
             rank: max(filter(None, found), key=lambda found: found.step)
-            for rank, found in sorted(said.items())
+            for rank, found in sorted(by_rank.items())
             if any(found)
         }
 

@@ -58,7 +58,7 @@ class Terminal:
         self._is_over = False
         self._is_suspended = False
         self._rest = b""  # the part of the live rows that the terminal has not accepted yet
-        self._told: Callable[[], None] | None = None
+        self._on_change: Callable[[], None] | None = None
         # Two locks, so that writers alternate even in a flood.
         self._queue, self._turn = threading.Lock(), threading.Lock()
         self._writer = 0  # the thread whose turn it is
@@ -101,9 +101,9 @@ class Terminal:
     def _is_free(self) -> bool:
         return not (self._is_over or self._is_suspended or self.is_in_the_way)
 
-    def tell_of_change(self, told: Callable[[], None]) -> None:
+    def call_on_change(self, callback: Callable[[], None]) -> None:
         """Calls this once, in another thread, when there is something to draw."""
-        self._told = told
+        self._on_change = callback
 
     def hold(self, place: tuple[int, int], rows: Sequence[str]) -> None:
         """Sets the rows that a worker holds open now, at a place among those of others."""
@@ -112,12 +112,12 @@ class Terminal:
         held = {**self._held, place: rows} if rows else {at: self._held[at] for at in self._held if at != place}
         self._held = dict(sorted(held.items()))
         self.has_changed = True
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
-        told, self._told = self._told, None
-        if told is not None:
-            told()
+    def _notify(self) -> None:
+        callback, self._on_change = self._on_change, None
+        if callback is not None:
+            callback()
 
     @contextmanager
     def writing(self, piece: bytes, writer: object = None) -> Iterator[bytes]:
@@ -149,7 +149,7 @@ class Terminal:
             self._writer = 0
             self._turn.release()
         if not again:
-            self._tell()
+            self._notify()
 
     def _follow(self, piece: bytes, writer: object) -> None:
         """Tracks where the cursor is after a piece."""

@@ -145,7 +145,7 @@ class _Writer:
         self._unwritten: deque[tuple[bytes, int]] = deque()  # lines, and the number of events behind each
         self._trouble = "the disk did not take them in time"
         self._has_ended = False  # the run: its last event has been queued
-        self._told_at = self._taken_at = 0.0  # the last run event, on the loop's clock (any clock) and on ours
+        self._event_at = self._taken_at = 0.0  # the last run event, on the loop's clock (any clock) and on ours
 
     def run(self) -> None:
         try:
@@ -166,14 +166,14 @@ class _Writer:
                 entry = self.entries.get_nowait()
         except Empty:
             if not self._unwritten:  # nothing was queued either
-                now = self._told_at + (time.monotonic() - self._taken_at)
+                now = self._event_at + (time.monotonic() - self._taken_at)
                 self._unwritten.append((_encoded(self._records.alive(rfc3339(time.time_ns()), now)), 0))
             return True
         return False
 
     def _line(self, entry: _Entry) -> bytes:
         what, at = entry.what, rfc3339(entry.wall_ns)
-        self._told_at, self._taken_at = entry.now, time.monotonic()
+        self._event_at, self._taken_at = entry.now, time.monotonic()
         self._has_ended = self._has_ended or isinstance(what, ev.RunEnded)
         if isinstance(what, int):
             return _encoded(self._records.lost(what, self._trouble, at, entry.now))
@@ -288,8 +288,8 @@ class Records:
         return self._frame("alive", time, now)
 
     def _frame(self, event: str, time: str, now: float) -> Json:
-        said: Json = {"time": time, "monotonic_ns": round(now * 1e9), "schema": SCHEMA, "event": event}
-        return {**said, **self._run, **self._place}
+        frame: Json = {"time": time, "monotonic_ns": round(now * 1e9), "schema": SCHEMA, "event": event}
+        return {**frame, **self._run, **self._place}
 
 
 def _fields(value: Record) -> Json:

@@ -83,8 +83,8 @@ class Observers:
 
     def tell(self, event: RunEvent, now: float) -> None:
         """Passes an event to all observers.  Never blocks, never raises."""
-        told: tuple[RunState | Observer, ...] = (self.state, *self._observers)
-        for observer in told:
+        observers: tuple[RunState | Observer, ...] = (self.state, *self._observers)
+        for observer in observers:
             if id(observer) not in self._dropped:
                 try:
                     observer.tell(event, now)

@@ -118,7 +118,7 @@ class RunState:
         return ("", "") if self._waiting is None else (self._waiting.missing, self._waiting.text)
 
     def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912, PLR0915  one case for each run event
-        self.spent.tell(ev.name_of(type(event).__name__), lambda name: getattr(event, name, None), now)
+        self.spent.handle(ev.name_of(type(event).__name__), lambda name: getattr(event, name, None), now)
         match event:
             case ev.RunBegan():
                 self.began, self.began_at, self.phase_since = event, now, now

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from aelastic.base.host.kernel_states import told as told_of
+from aelastic.base.host.kernel_states import sentence_of
 from aelastic.base.record import Record
 from aelastic.diagnose.failures.failure import ProcessFailure
 from aelastic.observe.run_events import NAME_OF, Progressed, Recovered
@@ -52,7 +52,7 @@ def readiness(state: RunState, kernel: Mapping[int, str] = _NONE) -> tuple[bool,
     if state.phase is not Phase.RUNNING:
         why, is_waiting = _NOT_READY[state.phase], state.phase in {Phase.JOINING, Phase.PREPARING}
         return False, f"{why}: {state.waited}" if state.waited and is_waiting else why
-    halted = told_of({state.workers[local].rank: word for local, word in kernel.items() if local in state.workers})
+    halted = sentence_of({state.workers[local].rank: word for local, word in kernel.items() if local in state.workers})
     return True, "; ".join(filter(None, [f"{len(state.running)} of {len(state.workers)} workers run", halted]))
 
 
@@ -78,7 +78,7 @@ def describe(
 
     is_ready, why = readiness(state, kernel)
     run, failure, takes = state.began, state.first_failure, NAME_OF.get(state.phase)
-    formed, told, recovery = state.formed, state.compared, state.last_recovery
+    formed, compared, recovery = state.formed, state.compared, state.last_recovery
     last = next((end for end in reversed(state.ends) if end.cause != "end"), None)
     return {
         "schema": SCHEMA,
@@ -99,7 +99,7 @@ def describe(
         # The round's workers follow from the ranks.
         "round": None if formed is None else {**_fields(formed, "workers"), "formed": at(state.formed_at)},
         "progress": None if state.progress is None else _describe_progress(*state.progress, at),
-        "compared": told and {"text": told[0].text, "odd": list(told[0].odd), "at": at(told[1])},
+        "compared": compared and {"text": compared[0].text, "odd": list(compared[0].odd), "at": at(compared[1])},
         "announced": state.announced or None,
         "drains": state.drains,
         "spent": {name: round(seconds, 3) for name, seconds in state.spent.until(now).items()},
@@ -187,9 +187,9 @@ def _describe_worker(
     }
 
 
-def _describe_progress(progress: Progressed, told_at: float, at: Callable[[float], str]) -> dict[str, Any]:
+def _describe_progress(progress: Progressed, reported_at: float, at: Callable[[float], str]) -> dict[str, Any]:
     percent = None if progress.share is None else int(progress.share * 100)
-    return {**_fields(progress, "generation", "local_rank", "is_last"), "percent": percent, "at": at(told_at)}
+    return {**_fields(progress, "generation", "local_rank", "is_last"), "percent": percent, "at": at(reported_at)}
 
 
 def _describe_failure(generation: int, report: ProcessFailure) -> dict[str, Any]:

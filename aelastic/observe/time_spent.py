@@ -52,7 +52,7 @@ class TimeSpent:
         self._since = 0.0  # when the current activity began
         self._saves_since: float | None = None  # since when all ranks save
         self._agents = self._round = self._formed = self._started = self._ended = self._workers = 0
-        self._is_up = self._is_down = self._has_told = self._tells_steps = False
+        self._is_up = self._is_down = self._has_counted = self._has_steps = False
         self._step: tuple[int, float] | None = None  # the last step of this round, and when
         self._before = self._at_work()  # time at work before this round, or this sample
 
@@ -61,7 +61,7 @@ class TimeSpent:
         more = 0.0 if self._now is None else max(0.0, now - self._now)
         return {name: self.seconds[name] + more * (name == self._on) for name in ON}
 
-    def tell(self, kind: str, get: Callable[[str], Any], at: float) -> None:
+    def handle(self, kind: str, get: Callable[[str], Any], at: float) -> None:
         """Handles an event.
 
         Args:
@@ -95,9 +95,9 @@ class TimeSpent:
                 if not self._started:  # earlier reports belong to the previous round
                     self._step, self._high, self._before = None, self.most, self._at_work()
                 self._started += 1
-                if self._started >= self._formed and not self._tells_steps and self._on in {"starting", "drained"}:
+                if self._started >= self._formed and not self._has_steps and self._on in {"starting", "drained"}:
                     self._go("trained")
-            case "worker_reached" if self._tells_steps:
+            case "worker_reached" if self._has_steps:
                 self._part = "first step" if self._part == "imports" else self._part
             case "worker_reached" if not self._is_up and self._on in {*_AT_WORK, "starting"} and not self._is_down:
                 self._begin_work("imports")
@@ -138,8 +138,8 @@ class TimeSpent:
                     self.save_s, self._saves_since = at - self._saves_since, None
                 if not self._is_down or self._on == "waiting":
                     self._down()
-                self.failures += get("cause") == "failure" and not self._has_told
-                self._has_told = True
+                self.failures += get("cause") == "failure" and not self._has_counted
+                self._has_counted = True
             case _:
                 pass
 
@@ -153,7 +153,7 @@ class TimeSpent:
             self._formed += round_ == self._round
             return
         self._round, self._formed, self._started, self._ended, self._workers = round_, 1, 0, 0, workers
-        self._is_up = self._is_down = self._has_told = False
+        self._is_up = self._is_down = self._has_counted = False
         self.starts += 1
         self.in_place += in_place
         self.first_imports_s = self.first_imports_s if self.starts > 2 else self.seconds["imports"]
@@ -166,7 +166,7 @@ class TimeSpent:
         self._go("trained")
 
     def _on_step(self, step: int, at: float) -> None:
-        last, self._tells_steps = self._step, True
+        last, self._has_steps = self._step, True
         if last is None:
             if self._on not in {"hung", "waiting"} and not self._is_down:
                 self._begin_work("first step")

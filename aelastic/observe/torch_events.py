@@ -33,7 +33,7 @@ from aelastic.base.loop.threads import run_sync
 from aelastic.errors import InputError
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
-from aelastic.observe.torch_events_core import Json, Metric, Status, Told, TorchTranslator, metadata_of
+from aelastic.observe.torch_events_core import Json, Metric, Status, TorchRecord, TorchTranslator, metadata_of
 from aelastic.spec import WorkerSpec
 from aelastic.workers.states import WorkerState
 
@@ -88,7 +88,7 @@ class TorchEvents(Observer):
         self._spec = spec
         self._translator = TorchTranslator(spec.role, spec.max_restarts, clock.now())
         self._recorder = _Recorder(spec, run_id)
-        self._told: SimpleQueue[tuple[int, Told] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[int, TorchRecord] | None] = SimpleQueue()
         self._is_over = threading.Event()  # all is recorded, or `aclose` waits no longer
         self._thread: threading.Thread | None = None
         self._happened = self._recorded = 0
@@ -121,7 +121,7 @@ class TorchEvents(Observer):
             return
         while True:
             await anyio.sleep(self._spec.monitor_interval)
-            if self._told.empty():  # otherwise the handlers are behind already
+            if self._queue.empty():  # otherwise the handlers are behind already
                 self._post(self._translator.look())
 
     async def fail(self, error: BaseException) -> None:
@@ -132,7 +132,7 @@ class TorchEvents(Observer):
 
     async def aclose(self) -> None:
         """Waits until everything is recorded, or the time is up because a handler blocks."""
-        self._told.put(None)
+        self._queue.put(None)
         self._start()
         try:
             with anyio.CancelScope(shield=True):
@@ -146,12 +146,12 @@ class TorchEvents(Observer):
         """Makes `aclose` stop waiting."""
         self._is_over.set()
 
-    def _post(self, told: Sequence[Told]) -> None:
+    def _post(self, records: Sequence[TorchRecord]) -> None:
         at_ms = time.time_ns() // 1_000_000
-        for each in told:
+        for each in records:
             self._happened += 1
-            if self._told.qsize() < BACKLOG_MAX:
-                self._told.put((at_ms, each))
+            if self._queue.qsize() < BACKLOG_MAX:
+                self._queue.put((at_ms, each))
 
     def _start(self) -> None:
         if self._thread is None:
@@ -162,7 +162,7 @@ class TorchEvents(Observer):
     def _record(self) -> None:
         try:
             self._recorder.open()
-            while (each := self._told.get()) is not None:
+            while (each := self._queue.get()) is not None:
                 self._recorder.record(*each)
                 self._recorded += 1
         finally:
@@ -201,21 +201,21 @@ class _Recorder:
         except Exception as error:  # noqa: BLE001  importing torch runs whatever is installed
             self._warn("torch events and metrics are not recorded, since torch or the rendezvous handler failed", error)
 
-    def record(self, at_ms: int, told: Told) -> None:
+    def record(self, at_ms: int, item: TorchRecord) -> None:
         try:
-            if isinstance(told, Metric):
+            if isinstance(item, Metric):
                 if self._metrics is not None:
                     # torch's `put_metric`, with the time of the event.
-                    data = self._metrics.MetricData(at_ms / 1000, METRIC_GROUP, told.name, told.value)
+                    data = self._metrics.MetricData(at_ms / 1000, METRIC_GROUP, item.name, item.value)
                     self._metrics.getStream(METRIC_GROUP).handler.emit(data)
             elif self._events is not None and self._job is not None:
                 name = self._spec.get_entrypoint_name()
                 entry_point = name.rpartition("/")[2] if isinstance(self._spec.entrypoint, str) else name
-                metadata = metadata_of(told, entry_point, self._job)
-                event = self._events.Event(told.name, self._events.EventSource[told.source], at_ms, metadata)
+                metadata = metadata_of(item, entry_point, self._job)
+                event = self._events.Event(item.name, self._events.EventSource[item.source], at_ms, metadata)
                 self._events.record(event, self._spec.event_log_handler)
         except Exception as error:  # noqa: BLE001  handlers are the user's
-            what = f"event {told.name}" if isinstance(told, Status) else f"metric {told.name}"
+            what = f"event {item.name}" if isinstance(item, Status) else f"metric {item.name}"
             self._warn(f"a handler failed with {what}; further failures are not logged", error)
 
     def _warn(self, what: str, error: Exception) -> None:

@@ -54,7 +54,7 @@ class Status(Record):
         return f"torchelastic.worker.status.{self.state}"
 
 
-Told: TypeAlias = Metric | Status
+TorchRecord: TypeAlias = Metric | Status
 
 
 def metadata_of(status: Status, entry_point: str, job: Json) -> Json:
@@ -115,7 +115,7 @@ class TorchTranslator:
         self._place: tuple[int | None, int | None] = (None, None)  # group rank and group world size
         self._began_at = self._joins_at = now
 
-    def handle(self, event: ev.RunEvent, now: float) -> list[Told]:
+    def handle(self, event: ev.RunEvent, now: float) -> list[TorchRecord]:
         match event:
             case ev.RoundFormed():
                 return self._assigned(event, now)
@@ -137,70 +137,70 @@ class TorchTranslator:
                 pass  # torch's agent has no counterpart
         return []
 
-    def look(self) -> list[Told]:
+    def look(self) -> list[TorchRecord]:
         """Returns what torch's agent records each time it checks workers that are healthy."""
         return self._look(WorkerState.HEALTHY) if self._phase is Phase.RUNNING else []
 
-    def _finished(self, state: WorkerState, failures: Mapping[int, ProcessFailure], now: float) -> list[Told]:
+    def _finished(self, state: WorkerState, failures: Mapping[int, ProcessFailure], now: float) -> list[TorchRecord]:
         """Returns the events and metrics of a run that ended with a verdict."""
         is_failed = state is WorkerState.FAILED
-        told: list[Told] = []
+        records: list[TorchRecord] = []
         if self._takes_part or is_failed:
-            told += self._balance(is_failed=is_failed)
+            records += self._balance(is_failed=is_failed)
         for worker in self._workers if self._takes_part else ():
             failure = failures.get(worker.global_rank)
             is_victim = is_failed and failure is None
-            told.append(self._final("TERMINATED" if is_victim else state.value, now, worker=worker, failure=failure))
-        return [*told, self._final("SUCCEEDED", now)]
+            records.append(self._final("TERMINATED" if is_victim else state.value, now, worker=worker, failure=failure))
+        return [*records, self._final("SUCCEEDED", now)]
 
     # A round.
 
-    def _changed(self, event: ev.Changed, now: float) -> list[Told]:
+    def _changed(self, event: ev.Changed, now: float) -> list[TorchRecord]:
         before, self._phase = self._phase, event.phase
-        told: list[Told] = []
+        records: list[TorchRecord] = []
         if before in _AT_WORK and self._phase is Phase.BARRIER:
-            told += self._look(WorkerState.SUCCEEDED)
+            records += self._look(WorkerState.SUCCEEDED)
         elif before in _AT_WORK and self._phase not in _AT_WORK and self._has_failed:
             # Our agent finds an unhealthy worker; torch's watchdog kills it, which its agent finds at its next check.
-            told += self._look(WorkerState.FAILED)
+            records += self._look(WorkerState.FAILED)
         if before is Phase.JOINING and self._phase is Phase.DONE:
-            told.append(self._status("RENDEZVOUS", duration_ms=(now - self._joins_at) * 1000))
+            records.append(self._status("RENDEZVOUS", duration_ms=(now - self._joins_at) * 1000))
         if self._phase is Phase.JOINING and before is not Phase.JOINING:
             self._joins_at, self._takes_part = now, False
-        return told
+        return records
 
-    def _assigned(self, formed: ev.RoundFormed, now: float) -> list[Told]:
+    def _assigned(self, formed: ev.RoundFormed, now: float) -> list[TorchRecord]:
         self._restart_count = formed.restart_count
         # As in torch, these two still have the group rank and size of the previous round.
-        told: list[Told] = [
+        records: list[TorchRecord] = [
             self._status("RENDEZVOUS", duration_ms=(now - self._joins_at) * 1000),
             self._status("ASSIGN_WORKER_RANKS", duration_ms=0.0),
         ]
         self._place = formed.group_rank, formed.group_world_size
         self._workers, self._takes_part, self._has_failed = formed.workers, True, False
-        return told
+        return records
 
     # Metrics and events.
 
-    def _look(self, state: WorkerState) -> list[Told]:
+    def _look(self, state: WorkerState) -> list[TorchRecord]:
         return [
             self._of_role("remaining_restarts", max(0, self._max_restarts - self._restart_count)),
             self._of_role(state.name.lower(), 1),
         ]
 
-    def _balance(self, *, is_failed: bool) -> list[Told]:
+    def _balance(self, *, is_failed: bool) -> list[TorchRecord]:
         """Returns metrics on how much of the restart budget the job used, and which of four ways it ended."""
         limit, spent = self._max_restarts, self._restart_count
         left = max(0, limit - spent)
-        told: list[Told] = [
+        records: list[TorchRecord] = [
             self._of_role("flakiness", 100 if is_failed else int(100.0 - 100.0 * (left + 1) / (limit + 1))),
             self._of_role("run_total", 1),
         ]
         for outcome, has_failed in (("success", False), ("failed", True)):
             for retries, has_retried in (("with_retries", True), ("no_retries", False)):
                 is_so = is_failed is has_failed and (spent > 0) is has_retried
-                told.append(self._of_role(f"run_{outcome}_{retries}", int(is_so)))
-        return told
+                records.append(self._of_role(f"run_{outcome}_{retries}", int(is_so)))
+        return records
 
     def _of_role(self, name: str, value: int) -> Metric:
         return Metric(f"workers.{self._role}.{name}", value)

@@ -126,7 +126,7 @@ class AgentLink:
     def agreed(self) -> Agreed | None:
         return None if self._log is None else agreed(self._log)
 
-    def tell(self, message: NodeMessage) -> None:
+    def send(self, message: NodeMessage) -> None:
         if isinstance(message, Ready) and self._settings.has_elections:
             port = self._open_campaigns().port
             message = message.replace(node=message.node.replace(vote_port=port))
@@ -198,7 +198,7 @@ class AgentLink:
         has_led = self._server is not None
         with self._patience:
             if self._server is not None:
-                await self._server.tell_all()
+                await self._server.wait_until_read()
             elif self._member.read_verdict and self._cell.is_served_here:
                 # The leader is gone.  Others may not have read the cell yet, and such a store ends with the agents that
                 # serve it.

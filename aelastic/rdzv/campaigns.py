@@ -20,7 +20,7 @@ from aelastic.rdzv.leader.job_state import Participant
 from aelastic.rdzv.protocol.codec import CAMPAIGN, WireError, encode
 from aelastic.rdzv.protocol.handshake import ProofError
 from aelastic.rdzv.protocol.incoming import Incoming
-from aelastic.rdzv.protocol.listening import local_addresses_told
+from aelastic.rdzv.protocol.listening import local_addresses_of_name
 from aelastic.rdzv.protocol.messages import Campaign, Declined
 from aelastic.rdzv.protocol.proofs import CAMPAIGN as DOOR
 from aelastic.rdzv.protocol.proofs import Proofs
@@ -57,15 +57,15 @@ class Campaigns(Incoming[Any]):
         self.port = port.number
         self._look_up_s = look_up_limit_s(lease_s)
         self._on_campaign = on_campaign
-        self._told = "", ""  # address and peer address of this agent, as given to others
+        self._given = "", ""  # address and peer address of this agent, as given to others
         self._moved = anyio.Event()  # set when these change
 
     def listen_at(self, participants: Sequence[Participant], node_id: str) -> None:
         """Notes the address at which the other nodes of a round reach this agent for its vote."""
         for each in participants:
-            told = each.address, each.peer_address
-            if each.node_id == node_id and told != self._told:
-                self._told = told
+            given = each.address, each.peer_address
+            if each.node_id == node_id and given != self._given:
+                self._given = given
                 self._moved.set()
 
     async def run(self) -> None:
@@ -98,10 +98,10 @@ class Campaigns(Incoming[Any]):
 
     async def _addresses(self) -> list[str]:
         """Returns where to listen for nodes that were given this agent's address; none: at all addresses."""
-        address, peer_address = self._told
+        address, peer_address = self._given
         if is_address(address):
             return [address]
-        here = await local_addresses_told(address, self._look_up_s)
+        here = await local_addresses_of_name(address, self._look_up_s)
         return [*here, peer_address] if here and peer_address else here
 
     def _new_stream(self) -> Stream:
@@ -153,8 +153,8 @@ class Campaigns(Incoming[Any]):
             stream.abort()
 
     def _on_garbled(self, stream: Stream, error: WireError) -> None:
-        told = "rejected a request for a vote from %s: not an aelastic agent of this version (%s)"
-        self._unauthenticated.warnings.warn(told, stream.peer, error, now=clock.now())
+        text = "rejected a request for a vote from %s: not an aelastic agent of this version (%s)"
+        self._unauthenticated.warnings.warn(text, stream.peer, error, now=clock.now())
         stream.abort()
 
 

@@ -115,20 +115,20 @@ class LeaderServer(Incoming[ev.Event]):
         self._undecided = (self._undecided + 1) % DECIDE_AFTER
         return event.replace(has_next=self._undecided > 0)
 
-    async def tell_all(self) -> None:
+    async def wait_until_read(self) -> None:
         """Waits for agents that may not have the verdict yet: two leases at most, and some time to connect."""
-        leader, began, has_said = self.leader, clock.now(), False
+        leader, began, has_warned = self.leader, clock.now(), False
         most_s = awaited_s(leader.lease_s)
         while leader.connections.is_over and not leader.has_stepped_down:
             now = clock.now()
             until = min(leader.connections.awaited_until, began + most_s)
             if now >= until:
                 break
-            if now >= began + FAREWELL_S and not has_said:
-                has_said = True
+            if now >= began + FAREWELL_S and not has_warned:
+                has_warned = True
                 _log.warning(WAITING, until - now, leader.connections.awaited_hosts)
             self._changed = anyio.Event()
-            with anyio.move_on_after(until - now if has_said else min(until, began + FAREWELL_S) - now):
+            with anyio.move_on_after(until - now if has_warned else min(until, began + FAREWELL_S) - now):
                 await self._changed.wait()
 
     async def finish(self) -> None:
@@ -142,7 +142,7 @@ class LeaderServer(Incoming[ev.Event]):
                 await self._changed.wait()
         if self.leader.has_stepped_down:
             return
-        if self.leader.coordinator.is_closed and not self.leader.has_told_all:
+        if self.leader.coordinator.is_closed and not self.leader.is_known_to_all:
             return  # a node that reconnects reads in the cell how the job ended, as long as the endpoint keeps it
         self._mailbox.post(ev.Resigned())
         with anyio.move_on_after(FAREWELL_S):
@@ -162,7 +162,7 @@ class LeaderServer(Incoming[ev.Event]):
 
     def _carry_out(self, action: ev.Action, tasks: TaskGroup) -> None:  # noqa: C901, PLR0912  one case for each action
         match action:
-            case ev.Say(conn, message, serial):
+            case ev.SendTo(conn, message, serial):
                 if message != self._encoded[0]:
                     self._encoded = message, encode(message)
                 if (stream := self._streams.get(conn)) is not None:
@@ -207,7 +207,7 @@ class LeaderServer(Incoming[ev.Event]):
         The story behind it: a candidate reads the cell, another agent takes it, this agent's member reads that, and
         then the candidate overwrites it.
         """
-        return await self._cell.write(stored) if self._cell.said == seen else self._cell.said
+        return await self._cell.write(stored) if self._cell.content == seen else self._cell.content
 
     async def _change_cell(self, do: Callable[[], Awaitable[StoredCell | None]]) -> None:
         try:
@@ -242,8 +242,8 @@ class LeaderServer(Incoming[ev.Event]):
         if isinstance(error, OtherAgentError):
             self._unauthenticated.refuse(stream, error.shown)
         else:
-            told = "rejected connection from %s: not an aelastic agent (%s)"
-            self._unauthenticated.warnings.warn(told, stream.peer, error, now=clock.now())
+            text = "rejected connection from %s: not an aelastic agent (%s)"
+            self._unauthenticated.warnings.warn(text, stream.peer, error, now=clock.now())
         self._mailbox.post(ev.Garbled(stream.conn, str(error), isinstance(error, OtherProtocolError)))
 
     def on_closed(self, stream: Stream, reason: str) -> None:

@@ -146,9 +146,9 @@ class Ledger(Record):
 
 def most_of(*reached: Reached | None) -> Reached:
     """Returns how far a round was, from its nodes' reports; the step is unknown if one node does not know its own."""
-    told = [each for each in reached if each is not None]
+    known = [each for each in reached if each is not None]
     return Reached(
-        UNKNOWN if not told or any(each.step == UNKNOWN for each in told) else max(each.step for each in told),
-        max((each.calls for each in told), default=NONE),
-        max((each.life_s for each in told), default=0.0),
+        UNKNOWN if not known or any(each.step == UNKNOWN for each in known) else max(each.step for each in known),
+        max((each.calls for each in known), default=NONE),
+        max((each.life_s for each in known), default=0.0),
     )

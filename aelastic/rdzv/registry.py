@@ -36,7 +36,7 @@ class Link(Protocol):
     def agreed(self) -> Agreed | None:
         """What this node knows of the job's log, or `None`."""
 
-    def tell(self, message: NodeMessage) -> None:
+    def send(self, message: NodeMessage) -> None:
         """Passes a message on, in order.  Never blocks."""
 
     async def run(self, deliver: Callable[[LeaderMessage], None]) -> None:
@@ -64,7 +64,7 @@ class InProcessLink:
         self._coordinator = coordinator
         self._mailbox: Mailbox[NodeMessage] = Mailbox()
 
-    def tell(self, message: NodeMessage) -> None:
+    def send(self, message: NodeMessage) -> None:
         self._mailbox.post(message)
 
     async def run(self, deliver: Callable[[LeaderMessage], None]) -> None:

@@ -514,8 +514,8 @@ class RendezvousSettings:
 
         if self.local_addr:
             return is_loopback(self.local_addr)
-        is_told = is_used("is_host", self.backend) and "is_host" in self.config
-        if self.max_nodes > 1 or self.backend not in {"c10d", "static"} or is_told:
+        is_given = is_used("is_host", self.backend) and "is_host" in self.config
+        if self.max_nodes > 1 or self.backend not in {"c10d", "static"} or is_given:
             return False
         return all(is_loopback(host) for host, _ in split_endpoints(self.endpoint or "localhost", C10D_PORT))
 

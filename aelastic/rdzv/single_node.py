@@ -154,22 +154,22 @@ class SingleNode:
             drain.on_round_over()
         hosts = {} if self.verdict else {self._node_id: self._host}
         nodes, round_ = tuple(hosts) if self._is_running else (), 0 if self._assigned is None else self._assigned.round
-        told = drain.handle(request, lambda: Crew(hosts, nodes, round_, self.term, tuple(hosts)), now)
+        answers = drain.handle(request, lambda: Crew(hosts, nodes, round_, self.term, tuple(hosts)), now)
         if drain.is_over or not self._is_running:
             verdict, is_restarted = drain.verdict, drain.is_over and drain.aim is not None
             drain.on_round_over()
             left = drain.let_go(hosts, now)
-            told += left
+            answers += left
             if left or verdict is not None:
                 self._waiting = None
             if verdict is not None and self.verdict is None:
                 self._is_running, self.verdict = False, verdict
-                told.append(verdict)
+                answers.append(verdict)
             elif is_restarted:
                 self._is_running = False
                 assert drain.outcome is not None, "a drain is over for a reason"
-                told.append(m.Interrupted(round_, next_round(drain.outcome), self.restart_count))
-        return told
+                answers.append(m.Interrupted(round_, next_round(drain.outcome), self.restart_count))
+        return answers
 
     def on_deadline_passed(self, now: float) -> list[m.LeaderMessage]:
         if self.deadline is None or now < self.deadline:

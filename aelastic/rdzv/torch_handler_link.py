@@ -143,7 +143,7 @@ class TorchHandlerLink:
         self._is_reachable = True
         self._closing = anyio.Lock()
 
-    def tell(self, message: m.NodeMessage) -> None:
+    def send(self, message: m.NodeMessage) -> None:
         self._mailbox.post(message)
 
     async def run(self, deliver: Callable[[m.LeaderMessage], None]) -> None:

@@ -158,12 +158,12 @@ class Link:
         if self._is_fork:
             return
         is_in_doubt = self._ending < number and self.sockets.is_cut_by_peer()
-        if is_in_doubt and not self._hears_end(number, _PEER_S):
+        if is_in_doubt and not self._receives_end(number, _PEER_S):
             self.sockets.watch_no_more()
         if self.is_over(number):
             raise RoundOver
 
-    def _hears_end(self, number: int, timeout_s: float) -> bool:
+    def _receives_end(self, number: int, timeout_s: float) -> bool:
         """Whether the agent ends this round within the time; an update may still be in the way."""
         with self._changed:
             return self._changed.wait_for(lambda: self._ending >= number, timeout_s)

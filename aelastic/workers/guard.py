@@ -121,7 +121,7 @@ class Silence:
         self._silent_looks += 1
         return self._silent_looks == SILENT_LOOKS
 
-    def tell(self, agent: int) -> None:
+    def report(self, agent: int) -> None:
         """Reports on the console, and to the agent for when it wakes up, that its workers are killed."""
         silent, why = (
             f"no sign of life for {self._limit_s:g} s",
@@ -134,7 +134,7 @@ class Silence:
             pass  # nobody reads it
 
 
-def wait_for_end(agent: int, control: int, told: AgentMessages, silence: Silence) -> None:
+def wait_for_end(agent: int, control: int, messages: AgentMessages, silence: Silence) -> None:
     """Returns when the agent's run has ended, or the agent has died; kills its workers each time it is frozen."""
     poll = select.poll()
     for fd in (control, silence.signs):
@@ -149,16 +149,16 @@ def wait_for_end(agent: int, control: int, told: AgentMessages, silence: Silence
     while True:
         ready = dict(poll.poll(0 if has_died else silence.look_ms()))
         if control in ready:
-            if not told.read():
+            if not messages.read():
                 return
         elif silence.signs in ready:
             silence.on_sign()
         elif ready or has_died:
             return
-        elif silence.is_frozen() and told.sessions:
-            silence.tell(agent)  # first: it must know when it sees its workers end
-            left = sweep(told.sessions, b"")
-            told.sessions &= {entry.session for entry in left}  # other processes may have these pids later
+        elif silence.is_frozen() and messages.sessions:
+            silence.report(agent)  # first: it must know when it sees its workers end
+            left = sweep(messages.sessions, b"")
+            messages.sessions &= {entry.session for entry in left}  # other processes may have these pids later
 
 
 def main(agent: int, mark: bytes, scratch: str, control: int, silence: Silence) -> None:
@@ -171,9 +171,9 @@ def main(agent: int, mark: bytes, scratch: str, control: int, silence: Silence) 
         control: a pipe on which the agent reports sessions; a line `.`, or its end, is the end of the agent's run.
         silence: when the agent is frozen.
     """
-    told = AgentMessages(control)
-    wait_for_end(agent, control, told, silence)
-    left = sweep(told.sessions, mark)
+    messages = AgentMessages(control)
+    wait_for_end(agent, control, messages, silence)
+    left = sweep(messages.sessions, mark)
     if left:
         pids = ", ".join(f"{entry.pid} (state {entry.state})" for entry in left)
         print(f"aelastic: processes survive SIGKILL: {pids}; you may have to reboot this host", file=sys.stderr)

@@ -44,7 +44,7 @@ class GuardProcess:
         self._sessions: set[int] = set()
         self._popen: subprocess.Popen[bytes] | None = None
         self._control = -1
-        self._is_told = False  # the lack of a guard was logged
+        self._has_warned = False  # the lack of a guard was logged
         self._signs = self._killed = -1  # eventfds, if this agent gives signs of life
         if silence_s is not None:
             self._signs, self._killed = os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -70,7 +70,7 @@ class GuardProcess:
             raise
         finally:
             os.close(theirs)
-        self._control, self._is_told = ours, False
+        self._control, self._has_warned = ours, False
 
     def _start(self, control: int) -> subprocess.Popen[bytes]:
         paths = [os.fsencode(path).hex() for path in (self._mark, str(self._scratch or ""))]
@@ -114,8 +114,8 @@ class GuardProcess:
         try:
             self.ensure()
         except OSError as error:
-            if not self._is_told:
-                self._is_told = True
+            if not self._has_warned:
+                self._has_warned = True
                 reason = shortage_of(error) or error
                 _log.warning(
                     "no guard process (%s); if the agent is killed now, its workers may be left running",
@@ -123,7 +123,7 @@ class GuardProcess:
                     extra={"topic": "the-guard-process-died"},
                 )
 
-    def tell(self, sign: str, session: int) -> None:
+    def send(self, sign: str, session: int) -> None:
         (self._sessions.add if sign == "+" else self._sessions.discard)(session)
         if self._popen is None:
             return  # the next one receives all sessions

@@ -139,12 +139,12 @@ async def _gpu_addresses(environ: Mapping[str, str]) -> list[str]:
     reason = ""
     with anyio.move_on_after(_ASK_TIMEOUT_S) as waited:
         try:
-            code, said, complained = await output_of(command, environ, bytes_max=_OUTPUT_BYTES_MAX)
+            code, output, complained = await output_of(command, environ, bytes_max=_OUTPUT_BYTES_MAX)
         except ProgramError as error:
             reason = f"it {error}"
         else:
             if code == 0:
-                return [line.split()[1] for line in said.splitlines() if line.startswith("GPU ")]
+                return [line.split()[1] for line in output.splitlines() if line.startswith("GPU ")]
             reason = complained.strip().rpartition("\n")[2].strip() or "no reason given"
     if waited.cancelled_caught:
         raise InputError(f"numa_binding is given, but torch did not answer in {_ASK_TIMEOUT_S:g} s: leave it out")

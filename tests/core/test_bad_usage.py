@@ -188,7 +188,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def assert_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str, str], None]:
-    def refuse(command: str, said: str) -> None:
+    def refuse(command: str, expected: str) -> None:
         before = set(folder.rglob("*"))
         code = main(command.split())
         out, err = capsys.readouterr()
@@ -196,30 +196,30 @@ def assert_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable
         assert err.startswith("aelastic: error: ") and re.search(
             r" \((help: [a-z0-9-]+|see aelastic \w+ --help|see aelastic --help-all)\)\n$", err
         )
-        assert err.count("\n") == 1 and said in err
+        assert err.count("\n") == 1 and expected in err
         assert set(folder.rglob("*")) == before
 
     return refuse
 
 
-@pytest.mark.parametrize("command, said", OPTIONS)
+@pytest.mark.parametrize("command, expected", OPTIONS)
 def test_a_bad_option_is_refused_in_one_line(
-    assert_refused: Callable[[str, str], None], command: str, said: str
+    assert_refused: Callable[[str, str], None], command: str, expected: str
 ) -> None:
-    assert_refused(command, said)
+    assert_refused(command, expected)
 
 
-@pytest.mark.parametrize("setting, said", VARIABLES)
+@pytest.mark.parametrize("setting, expected", VARIABLES)
 def test_a_bad_variable_is_named(
-    assert_refused: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, setting: str, said: str
+    assert_refused: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, setting: str, expected: str
 ) -> None:
     name, _, value = setting.partition("=")
     monkeypatch.setenv(name, value)
-    assert_refused("train.py", f"{' '.join(setting.split())}: {said}")
+    assert_refused("train.py", f"{' '.join(setting.split())}: {expected}")
 
 
 @pytest.mark.parametrize(
-    "environ, said, variables",
+    "environ, expected, variables",
     [
         (
             {"PET_NODE_RANK": "2"},
@@ -257,18 +257,18 @@ def test_what_variables_say_together_is_refused_by_their_names(
     assert_refused: Callable[[str, str], None],
     monkeypatch: pytest.MonkeyPatch,
     environ: dict[str, str],
-    said: str,
+    expected: str,
     variables: str,
 ) -> None:
     for name, value in {"PET_NNODES": "2", **environ}.items():
         monkeypatch.setenv(name, value)
-    assert_refused("train.py", f"aelastic: error: {said}")
+    assert_refused("train.py", f"aelastic: error: {expected}")
     if variables:
         assert_refused("train.py", f" (set by variables: {variables}) ")
 
 
 @pytest.mark.parametrize(
-    "options, environ, said",
+    "options, environ, expected",
     [
         ("", {"PET_MASTER_ADDR": "n"}, "; the endpoint is from PET_MASTER_ADDR"),
         ("", {"PET_MASTER_ADDR": "n", "PET_RDZV_ENDPOINT": "m:1"}, "; the endpoint is from PET_RDZV_ENDPOINT"),
@@ -277,12 +277,12 @@ def test_what_variables_say_together_is_refused_by_their_names(
     ],
 )
 def test_an_endpoint_that_does_not_answer_is_told_with_its_variable(
-    folder: Path, capsys: pytest.CaptureFixture[str], options: str, environ: dict[str, str], said: str
+    folder: Path, capsys: pytest.CaptureFixture[str], options: str, environ: dict[str, str], expected: str
 ) -> None:
     invocation = parse([*options.split(), "--nnodes=2", "train.py"], environ)
     assert _explain(RendezvousConnectionError("cannot resolve n:1"), invocation.endpoint_note).code == 1
     assert _stderr.finish()
-    line = f"aelastic: error: cannot resolve n:1{said} (help: no-answer-from-the-endpoint)\n"
+    line = f"aelastic: error: cannot resolve n:1{expected} (help: no-answer-from-the-endpoint)\n"
     assert capsys.readouterr().err == line
 
 

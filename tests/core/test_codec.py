@@ -229,9 +229,9 @@ BY_KIND: dict[Any, Any] = {  # fields that belong together
     m.Status: lambda status: status.replace(
         asks=tuple(each.replace(node_id=status.node.node_id) for each in status.asks),
         **{
-            name: said.replace(node_id=status.node.node_id)
+            name: part.replace(node_id=status.node.node_id)
             for name in ("frozen", "saved", "question", "places", "left")
-            if (said := getattr(status, name)) is not None
+            if (part := getattr(status, name)) is not None
         },
     ),
 }  # fmt: skip
@@ -478,11 +478,15 @@ def test_of_a_failure_some_fields_stay_on_its_host_and_can_not_come_from_another
     fields = whole["past"]
     assert tuple(fields["failure"]) == SHARED_FIELDS and not {"error_file", "stderr_tail"} & {*SHARED_FIELDS}
     (read,) = decode(encode(status))
-    heard = read.past
-    assert heard.failure == failure.for_others()
-    assert failure.error_file_data["timestamp"] == 77 and heard.failure.error_file == "<N/A>"
-    assert (heard.failure.message, heard.failure.is_final, heard.failure.oom) == ("no GPU", True, "killed")
-    assert heard.failure.log_file == "/logs/0/stderr.log"
+    read_again = read.past
+    assert read_again.failure == failure.for_others()
+    assert failure.error_file_data["timestamp"] == 77 and read_again.failure.error_file == "<N/A>"
+    assert (read_again.failure.message, read_again.failure.is_final, read_again.failure.oom) == (
+        "no GPU",
+        True,
+        "killed",
+    )
+    assert read_again.failure.log_file == "/logs/0/stderr.log"
     past = {**fields, "failure": {**fields["failure"], "error_file": "/etc/passwd"}}
     with pytest.raises(WireError, match=r"Status\.past\.failure .* should have the fields host, rank"):
         decode_json([name, {**whole, "past": past}])
@@ -495,8 +499,8 @@ def test_the_texts_of_a_failure_are_cut_so_that_it_can_go_on_to_other_nodes() ->
     name, fields = as_json(STATUS)
     failure = fields["past"]["failure"]
     texts = dict.fromkeys((key for key, value in failure.items() if isinstance(value, str)), "x" * TEXT_MAX)
-    heard = decode_json([name, {**fields, "past": {**fields["past"], "failure": {**failure, **texts}}}])
-    assert all(len(getattr(heard.past.failure, key)) < TEXT_MAX for key in texts)
+    again = decode_json([name, {**fields, "past": {**fields["past"], "failure": {**failure, **texts}}}])
+    assert all(len(getattr(again.past.failure, key)) < TEXT_MAX for key in texts)
     worst = ProcessFailure.from_elsewhere(**{**FAILURE.shared, **dict.fromkeys(texts, "💥" * TEXT_MAX)})
     longest = decided.refused().replace(error="💥" * 1024, rule="💥" * 1024)
     assert len(encode(m.Plan(1, 5.0, ended=m.Ended(m.Outcome.FAILED, longest, worst)))) < FRAME_MAX

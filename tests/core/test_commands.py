@@ -37,7 +37,7 @@ def test_earlier_names_of_cordon_and_uncordon_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    "said, why",
+    "received, why",
     [
         (b"", "a request is a JSON object in one line"),
         (b"[1]\n", "a request is a JSON object in one line"),
@@ -64,16 +64,16 @@ def test_earlier_names_of_cordon_and_uncordon_are_taken() -> None:
         (line(verb="stop", at_save="yes"), "at_save is 'yes': use true or false"),
     ],
 )
-def test_what_is_none_says_in_one_line_why(said: bytes, why: str | tuple[str, ...]) -> None:
+def test_what_is_none_says_in_one_line_why(received: bytes, why: str | tuple[str, ...]) -> None:
     with pytest.raises(CommandError) as caught:
-        command_of(said)
-    told = str(caught.value)
-    assert told.startswith(why) and "\n" not in told and len(told) <= 160
+        command_of(received)
+    text = str(caught.value)
+    assert text.startswith(why) and "\n" not in text and len(text) <= 160
 
 
 @given(st.binary(max_size=60) | st.dictionaries(st.sampled_from(FIELDS), ANY_JSON | st.sampled_from([*r.Verb, "logs"])))
-def test_whatever_is_said_is_a_command_or_none(said: bytes | dict[str, Any]) -> None:
-    data = said if isinstance(said, bytes) else line(**said)
+def test_whatever_is_said_is_a_command_or_none(example: bytes | dict[str, Any]) -> None:
+    data = example if isinstance(example, bytes) else line(**example)
     try:
         command = command_of(data)
     except CommandError:

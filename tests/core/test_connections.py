@@ -46,7 +46,7 @@ def test_an_agent_that_has_not_read_the_cell_may_try_again(token: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "terms, said",
+    "terms, reason",
     [
         (
             m.Terms("other", 1, 3, 3, 5.0),
@@ -61,18 +61,18 @@ def test_an_agent_that_has_not_read_the_cell_may_try_again(token: str) -> None:
         ),
     ],
 )
-def test_an_agent_with_other_options_than_the_job_is_refused_for_good(terms: m.Terms, said: str) -> None:
+def test_an_agent_with_other_options_than_the_job_is_refused_for_good(terms: m.Terms, reason: str) -> None:
     term = Term()
     conn = term.open("a")
-    assert term.tell(ev.Received(conn, hello("a", terms=terms))) == refusal(1, said)
+    assert term.handle(ev.Received(conn, hello("a", terms=terms))) == refusal(1, reason)
     assert term.coordinator.trace == ()
 
 
 def test_the_options_of_the_job_are_not_told_without_the_token() -> None:
     term = Term()
     conn = term.open("a")
-    (said, _) = term.tell(ev.Received(conn, hello("a", token="x", terms=m.Terms("other", 9, 9, 9, 5.0))))
-    assert said.message == m.Refused("this agent read an outdated record of the leader; retrying", False)
+    (answer, _) = term.handle(ev.Received(conn, hello("a", token="x", terms=m.Terms("other", 9, 9, 9, 5.0))))
+    assert answer.message == m.Refused("this agent read an outdated record of the leader; retrying", False)
 
 
 OF_B = m.Status(node("b"), m.Past(m.NodePhase.READY))
@@ -91,9 +91,9 @@ OF_B = m.Status(node("b"), m.Past(m.NodePhase.READY))
 def test_a_node_speaks_for_itself_only(message: Any) -> None:
     term = running()
     reason = "protocol error: message for another node_id"
-    assert term.say("a", message) == [
+    assert term.send("a", message) == [
         part(2, m.Interrupted(1, decided.lost("host-a", reason), 0)),
-        ev.Say(1, m.Refused(reason, True)), ev.Drop(1, in_order=True),
+        ev.SendTo(1, m.Refused(reason, True)), ev.Drop(1, in_order=True),
     ]  # fmt: skip
 
 
@@ -103,9 +103,9 @@ def test_a_node_speaks_for_itself_only(message: Any) -> None:
 def test_a_node_is_where_its_connection_comes_from_unless_it_says_otherwise() -> None:
     term = Term((2, 2))
     term.open("a", "::ffff:10.1.1.1")
-    term.say("a", hello("a", terms=term.terms))
+    term.send("a", hello("a", terms=term.terms))
     term.open("b", "fd00::2")
-    assert {each.master_addr for each in of_kind(term.say("b", hello("b", terms=term.terms)), m.Assigned)} == {
+    assert {each.master_addr for each in of_kind(term.send("b", hello("b", terms=term.terms)), m.Assigned)} == {
         "10.1.1.1"
     }
     term = Term((2, 2))
@@ -121,14 +121,14 @@ def rivalled() -> Term:
     term = Term((2, 3))
     term.join("a", 0)
     term.join("b", 1)
-    assert term.join("c", 1) == [ev.Say(term.conns["b"], m.Probe())]
+    assert term.join("c", 1) == [ev.SendTo(term.conns["b"], m.Probe())]
     return term
 
 
 def test_what_a_node_says_while_it_waits_to_be_taken_in_counts() -> None:
     term = rivalled()
     moved = m.Status(node("c", 1).replace(master_port=4242), m.Past(m.NodePhase.READY))
-    assert term.say("c", moved) == []
+    assert term.send("c", moved) == []
     term.pass_deadline()
     members = term.coordinator.roster.members
     assert members.keys() == {"a", "c"} and members["c"].node.master_port == 4242
@@ -137,7 +137,7 @@ def test_what_a_node_says_while_it_waits_to_be_taken_in_counts() -> None:
 @pytest.mark.parametrize("message", [hello("c", 1), r.Fetch("c", "1", r.What.WHY), m.Status(node("b"), busy())])
 def test_a_node_that_waits_to_be_taken_in_says_nothing_but_its_own_status(message: Any) -> None:
     term = rivalled()
-    assert term.say("c", message) == refusal(term.conns["c"], "protocol error: message before the first plan")
+    assert term.send("c", message) == refusal(term.conns["c"], "protocol error: message before the first plan")
     assert term.coordinator.roster.members.keys() == {"a", "b"}
 
 
@@ -146,13 +146,13 @@ def test_a_node_rank_is_that_of_the_agent_that_took_it_over_though_the_one_befor
     term.pass_deadline()
     assert term.coordinator.roster.members.keys() == {"a", "c"}
     term.close("b")
-    assert term.join("d", 1) == [ev.Say(term.conns["c"], m.Probe())]
+    assert term.join("d", 1) == [ev.SendTo(term.conns["c"], m.Probe())]
 
 
 def test_of_a_node_that_has_left_the_connection_closes_without_a_grace() -> None:
     term = running()
     for name in "ab":
-        term.say(name, m.Left(name, "SIGTERM"))
+        term.send(name, m.Left(name, "SIGTERM"))
         term.close(name)
     assert term.leader.connections.is_empty
 
@@ -168,24 +168,24 @@ def test_a_connection_that_is_reset_as_the_verdict_is_told_may_not_have_carried_
     assert term.leader.is_over and term.leader.connections.is_over
     term.close("b")
     term.close("a", Close.ABORTED if is_reset else Close.ORDERLY)
-    assert term.leader.has_told_all is not is_reset and term.leader.connections.is_empty is not is_reset
+    assert term.leader.is_known_to_all is not is_reset and term.leader.connections.is_empty is not is_reset
     back = copy.deepcopy(term)
     term.live_until(term.now + 2 * GRACE_S)
-    assert term.leader.has_told_all is not is_reset and term.leader.connections.is_empty
+    assert term.leader.is_known_to_all is not is_reset and term.leader.connections.is_empty
     past = busy().replace(phase=m.NodePhase.FAILED, failure=FAILURE, failure_age_s=1.0)
     assert of_kind(back.join("a", past=past), m.Ended)
     back.close("a")
-    assert back.leader.has_told_all
+    assert back.leader.is_known_to_all
 
 
 def test_a_node_that_ends_once_its_work_is_done_is_not_waited_for_when_the_job_is_over() -> None:
     term = running()
-    term.say("a", m.Succeeded("a", 1))
+    term.send("a", m.Succeeded("a", 1))
     term.close("a")
     term.live_until(term.now + 2 * GRACE_S, "a")
-    term.say("b", m.Succeeded("b", 1))
+    term.send("b", m.Succeeded("b", 1))
     term.close("b")
-    assert term.leader.is_over and term.leader.has_told_all
+    assert term.leader.is_over and term.leader.is_known_to_all
 
 
 @pytest.mark.parametrize("how", ["silent", "reset", "hung up", "ended", "left", "back"])
@@ -195,24 +195,24 @@ def test_the_verdict_stays_in_the_cell_for_a_node_that_was_lost_in_an_earlier_ro
     term = running("abc", nodes=(2, 3), join_timeout_s=60.0, max_restarts=0)
     lose(term, "reset" if how == "back" else how)
     until = term.now + LEASE_S + 60.0
-    term.say("a", ready("a"))
-    term.say("b", ready("b"))
+    term.send("a", ready("a"))
+    term.send("b", ready("b"))
     term.live_until(term.now + 2 * RETURN_S, "c")  # no longer awaited
     assert term.coordinator.round == 2
     if how == "back":
         term.join("c")
-    told = of_kind(term.say("b", m.Failed("b", 2, FAILURE)) + term.live_until(term.now + 2 * GRACE_S), m.Ended)
+    verdicts = of_kind(term.send("b", m.Failed("b", 2, FAILURE)) + term.live_until(term.now + 2 * GRACE_S), m.Ended)
     assert term.leader.is_over
     for name in sorted(term.conns.keys() - ({"c"} if how != "back" else set())):
         term.close(name)
-    assert told and term.leader.connections.is_empty
+    assert verdicts and term.leader.connections.is_empty
     may_look = how in {"silent", "reset", "hung up"}
-    assert term.leader.has_told_all is not may_look
+    assert term.leader.is_known_to_all is not may_look
     term.conns.clear()
     term.live_until(until - 1.0)
-    assert term.leader.has_told_all is not may_look
+    assert term.leader.is_known_to_all is not may_look
     term.live_until(until + 2 * LEASE_S)
-    assert term.leader.has_told_all, "it has given up"
+    assert term.leader.is_known_to_all, "it has given up"
 
 
 def lose(term: Term, how: str) -> None:
@@ -223,13 +223,13 @@ def lose(term: Term, how: str) -> None:
         case "reset" | "replaced":
             term.close("c", Close.ABORTED)
         case "hung up" | "ended":
-            _ = term.say("c", m.HungUp()) if how == "hung up" else None
+            _ = term.send("c", m.HungUp()) if how == "hung up" else None
             term.close("c", Close.HUNG_UP if how == "hung up" else Close.ORDERLY)
         case "left":
-            term.say("c", m.Left("c", "asked to"))
+            term.send("c", m.Left("c", "asked to"))
             term.close("c")
     term.now += GRACE_S
-    term.tell(ev.DeadlinePassed())
+    term.handle(ev.DeadlinePassed())
 
 
 @pytest.mark.parametrize("is_over", [False, True], ids=["before the verdict", "after it"])
@@ -282,14 +282,14 @@ def be_late(term: Term, late_s: float) -> list[Any]:
     """Delays everything that is due, as a lagging loop does."""
     assert term.leader.deadline is not None
     term.now = max(term.now, term.leader.deadline + late_s)
-    return term.tell(ev.DeadlinePassed())
+    return term.handle(ev.DeadlinePassed())
 
 
 def test_a_loop_that_lags_at_each_deadline_gives_up_a_dead_machine_all_the_same() -> None:
     term = running("ab", nodes=(1, 3))
     began, dropped = term.now, term.conns["b"]
     while ev.Drop(dropped) not in be_late(term, 0.4 * LEASE_S):
-        term.say("a", m.Alive())
+        term.send("a", m.Alive())
         assert term.now < began + 4 * LEASE_S, "b has sent nothing since"
 
 
@@ -298,7 +298,7 @@ def test_a_loop_that_lags_gives_up_a_node_whose_connection_broke_all_the_same() 
     term.close("b", Close.ABORTED)
     for _ in range(3):
         be_late(term, 0.4 * LEASE_S)
-        term.say("a", m.Alive())
+        term.send("a", m.Alive())
     assert not term.leader.connections._graces
 
 
@@ -336,8 +336,8 @@ def test_the_books_of_a_leader_do_not_grow_with_agents_that_came_and_went(leave:
         name = f"s{number}"
         term.join(name, number % 8)
         if leave == "say Left":
-            term.say(name, m.Left(name, "done"))
-        term.tell(ev.Closed(term.conns.pop(name), Close.ABORTED if leave == "reset" else Close.ORDERLY))
+            term.send(name, m.Left(name, "done"))
+        term.handle(ev.Closed(term.conns.pop(name), Close.ABORTED if leave == "reset" else Close.ORDERLY))
         if number % 10 == 9:
             term.live_until(term.now + 0.5)
         if number % 100 == 99:

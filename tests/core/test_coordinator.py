@@ -38,12 +38,12 @@ def test_every_node_hears_its_own_ranks_and_the_same_round_and_master() -> None:
         node("a").replace(local_world_size=3, master_port=4242),
     ]
     _, sends = coordinator(*nodes, max_nodes=3)
-    heard: dict[str, Any] = {send.node_id: send.message for send in sends}
-    assert {(each.round, each.restart_count, each.ranks.world_size) for each in heard.values()} == {(1, 0, 8)}
-    assert {(each.master_addr, each.master_port) for each in heard.values()} == {("addr-a", 4242)}
-    assert [heard[name].ranks.group_rank for name in "abc"] == [0, 1, 2]
-    assert [heard[name].ranks.first_rank for name in "abc"] == [0, 3, 7]
-    assert [heard[name].ranks.first_role_rank for name in "abc"] == [0, 0, 0]
+    received: dict[str, Any] = {send.node_id: send.message for send in sends}
+    assert {(each.round, each.restart_count, each.ranks.world_size) for each in received.values()} == {(1, 0, 8)}
+    assert {(each.master_addr, each.master_port) for each in received.values()} == {("addr-a", 4242)}
+    assert [received[name].ranks.group_rank for name in "abc"] == [0, 1, 2]
+    assert [received[name].ranks.first_rank for name in "abc"] == [0, 3, 7]
+    assert [received[name].ranks.first_role_rank for name in "abc"] == [0, 0, 0]
 
 
 def test_a_node_that_comes_again_brings_its_new_port() -> None:
@@ -96,8 +96,8 @@ def a_node_is_cordoned() -> Job:
 def test_a_cordoned_node_that_has_been_told_to_leave_takes_part_in_no_round_though_it_is_slow_to_go() -> None:
     job = a_node_is_cordoned()
     core = job.core
-    told = job.handle(r.Ask("c", "2", r.Verb.DRAIN, "", 60.0, "spot"), 100.0)
-    assert [each.message.stage for each in told if isinstance(each.message, r.Notice)] == [r.Stage.LEAVE]
+    sends = job.handle(r.Ask("c", "2", r.Verb.DRAIN, "", 60.0, "spot"), 100.0)
+    assert [each.message.stage for each in sends if isinstance(each.message, r.Notice)] == [r.Stage.LEAVE]
     job.handle(Lost("b", "silent"), 100.1)
     job.handle(m.Ready(node("a")), 100.2)
     assert core.phase is Phase.FORMING and [*core.roster.ready] == ["a"], "too few nodes without it"
@@ -152,13 +152,13 @@ def test_where_a_node_leaves_and_the_job_is_stopped_at_the_same_save_each_is_tol
     for name in "ab":
         job.handle(r.Frozen(name, core.drain.notice_id, 7, 1, 0), 100.0)
     job.handle(r.Saved("a", core.drain.notice_id), 100.0)
-    told: list[Any] = [(each.node_id, each.message) for each in job.handle(r.Saved("b", core.drain.notice_id), 100.0)]
-    assert [(name, message.cause) for name, message in told if isinstance(message, r.Notice)] == [
+    sent: list[Any] = [(each.node_id, each.message) for each in job.handle(r.Saved("b", core.drain.notice_id), 100.0)]
+    assert [(name, message.cause) for name, message in sent if isinstance(message, r.Notice)] == [
         ("b", decided.drain("host-b", 60.0, "spot"))
     ]
     stopped = decided.stopped("host-a", "maintenance")
     stopped = stopped.replace(cause=stopped.cause.replace(saved=SaveOutcome.ALL))
-    assert {message for _, message in told if isinstance(message, m.Ended)} == {m.Ended(m.Outcome.SAVED, stopped)}
+    assert {message for _, message in sent if isinstance(message, m.Ended)} == {m.Ended(m.Outcome.SAVED, stopped)}
 
 
 # Repeated messages.
@@ -169,7 +169,7 @@ def test_a_status_that_still_has_a_request_asks_for_it_once() -> None:
     asked = job.nodes.asked("a", r.Ask("a", "1", r.Verb.CORDON, "c", 0.0, ""))
     answers = [each.message for each in job.core.handle(asked, 100.0) if isinstance(each.message, r.Answer)]
     assert [each.is_applied for each in answers] == [True]
-    again = job.nodes.says("a", saved=r.Saved("a", 7))
+    again = job.nodes.updated("a", saved=r.Saved("a", 7))
     assert again.status.asks == asked.status.asks, "its answer is on the way"
     assert not [each for each in job.core.handle(again, 100.1) if isinstance(each.message, r.Answer)]
     assert len(job.core.forming.cordons.ledger.excluded) == 1
@@ -180,9 +180,9 @@ def test_a_status_that_still_has_a_question_asks_it_once() -> None:
     looks = job.handle(m.Hangs("a", 1, "no output", 60.0, False), 100.0)
     assert [type(each.message) for each in looks] == [m.Look, m.Look]
     job.handle(m.Saw("b", 1, ()), 100.0)
-    told = job.handle(m.Saw("a", 1, ()), 100.0)
-    assert [type(each.message) for each in told] == [m.Compared, m.Compared]
-    assert job.core.handle(job.nodes.says("a"), 100.1) == [], "already answered"
+    sends = job.handle(m.Saw("a", 1, ()), 100.0)
+    assert [type(each.message) for each in sends] == [m.Compared, m.Compared]
+    assert job.core.handle(job.nodes.updated("a"), 100.1) == [], "already answered"
     looks = job.handle(m.Hangs("a", 1, "no output", 60.0, False), 200.0)
     assert [type(each.message) for each in looks] == [m.Look, m.Look], "it asks again"
 
@@ -202,8 +202,8 @@ def test_a_failure_of_the_round_before_that_a_node_still_tells_of_does_not_count
         job.handle(m.Ready(node(name)), 102.0)
     assert job.core.round == 2 and job.nodes.earlier["a"].past.failure is not None
     assert job.core.handle(job.nodes.repeats("a"), 103.0) == []
-    told = job.handle(Lost("b", "silent"), 104.0) + job.handle(DeadlinePassed(), 106.0)
-    (count,) = {each.message.restart_count for each in told if isinstance(each.message, m.Interrupted)}
+    sends = job.handle(Lost("b", "silent"), 104.0) + job.handle(DeadlinePassed(), 106.0)
+    (count,) = {each.message.restart_count for each in sends if isinstance(each.message, m.Interrupted)}
     assert count == 1, "the loss is free, and the failure was already charged"
 
 
@@ -250,7 +250,7 @@ def test_a_request_that_is_accepted_is_kept_in_the_log_with_the_time_that_is_lef
     assert job.core.state(145.0).asks == (asked.replace(deadline_s=15.0),)
     assert job.core.state(999.0).asks == (asked.replace(deadline_s=0.0),)
     version = job.core.version
-    job.core.handle(job.nodes.says(asked.node_id, saved=r.Saved(asked.node_id, 7)), 110.0)
+    job.core.handle(job.nodes.updated(asked.node_id, saved=r.Saved(asked.node_id, 7)), 110.0)
     assert job.core.version == version, "stored once"
 
 
@@ -421,8 +421,8 @@ def test_a_new_leader_of_a_job_that_is_over_tells_the_verdict() -> None:
     other = Job(Coordinator(job.core.rules, job.core.policy))
     other.core.resume(job.core.state(100.0), ["a"], 100.0)
     assert other.core.is_closed and other.core.deadline is None
-    told = other.connect(node("b"), m.Past(m.NodePhase.FINISHED, 1), 100.0)
-    assert [(each.node_id, each.message) for each in told] == [("b", job.core.verdict)]
+    sends = other.connect(node("b"), m.Past(m.NodePhase.FINISHED, 1), 100.0)
+    assert [(each.node_id, each.message) for each in sends] == [("b", job.core.verdict)]
 
 
 def test_a_new_leader_of_a_job_without_a_round_forms_the_first() -> None:
@@ -437,10 +437,10 @@ def test_a_new_leader_of_a_job_without_a_round_forms_the_first() -> None:
 
 def test_the_leader_of_a_new_log_takes_the_count_of_restarts_from_nodes_of_the_lost_one() -> None:
     job = Job(Coordinator(RoundRules(2, 2), RestartPolicy(3)))
-    told: list[Any] = []
+    sends: list[Any] = []
     for name, round_, count in (("a", 49, 3), ("b", 48, 2)):
-        told = job.connect(node(name), m.Past(m.NodePhase.READY, round_, 5, restart_count=count), 100.0)
-    assert {(each.message.round, each.message.restart_count) for each in told} == {(50, 3)}
+        sends = job.connect(node(name), m.Past(m.NodePhase.READY, round_, 5, restart_count=count), 100.0)
+    assert {(each.message.round, each.message.restart_count) for each in sends} == {(50, 3)}
 
 
 @pytest.mark.parametrize("is_newer", [False, True])

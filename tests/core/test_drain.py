@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kit import decided
-from kit.stories.drains import Told
+from kit.stories.drains import Playing
 
 from aelastic.rdzv.decisions.decision import DecisionKind
 from aelastic.rdzv.leader import drain as d
@@ -16,34 +16,36 @@ from aelastic.rdzv.protocol.requests import Answer, Ask, Stage, Verb
 
 @pytest.mark.parametrize("line", ["a asks drain", "a asks stop"])
 def test_once_the_job_has_ended_nothing_is_asked_of_it(line: str) -> None:
-    story = Told("abc")
+    story = Playing("abc")
     story.nodes = ""
-    ((_, answer),) = story.tell(line)
+    ((_, answer),) = story.handle(line)
     assert isinstance(answer, Answer) and (answer.is_applied, answer.text) == (False, "the job has ended")
 
 
 def test_a_node_that_has_no_part_in_the_round_leaves_at_once() -> None:
     story, crew = (
-        Told("ab"),
+        Playing("ab"),
         Crew({"a": "host-a", "b": "host-b", "spare": "host-s"}, ("a", "b"), 7, 5, ("a", "b", "spare")),
     )
-    told = story.core.handle(Ask("spare", "1", Verb.DRAIN, "", 60.0, ""), lambda: crew, story.now)
-    assert [(node, notice.stage) for node, notice in told if not isinstance(notice, Answer)] == [("spare", Stage.LEAVE)]
+    notices = story.core.handle(Ask("spare", "1", Verb.DRAIN, "", 60.0, ""), lambda: crew, story.now)
+    assert [(node, notice.stage) for node, notice in notices if not isinstance(notice, Answer)] == [
+        ("spare", Stage.LEAVE)
+    ]
     assert not story.core.is_on
 
 
 def test_a_node_that_was_lost_and_says_so_again_still_goes() -> None:
-    story = Told("abc")
-    story.tell("a asks drain id=once")
+    story = Playing("abc")
+    story.handle("a asks drain id=once")
     story.core.on_gone("a")
-    story.tell("a asks drain id=once")
+    story.handle("a asks drain id=once")
     assert story.core.leaving.keys() == {"a"}
 
 
 def test_answers_are_kept_for_so_many_requests() -> None:
-    story = Told("abc")
+    story = Playing("abc")
     for _ in range(d.ANSWERS_MAX + 5):
-        story.tell("a asks drain of=nobody")
+        story.handle("a asks drain of=nobody")
     assert len(story.core._answers) == d.ANSWERS_MAX
 
 
@@ -59,7 +61,7 @@ def test_the_job_ends_where_too_few_are_left(left: int, is_over: bool) -> None:
 
 
 def test_a_name_of_all_nodes_is_refused_as_the_end_of_the_job_is() -> None:
-    story, hosts = Told("ab"), {"a": "vm", "b": "vm"}
+    story, hosts = Playing("ab"), {"a": "vm", "b": "vm"}
     for spares_job in (True, False):
         ask = Ask("a", f"{spares_job}", Verb.DRAIN, "vm", 60.0, "", spares_job=spares_job)
         answer, *_ = story.core.handle(ask, lambda: Crew(hosts, ("a", "b"), 7, 5, ("a", "b")), story.now)
@@ -68,34 +70,34 @@ def test_a_name_of_all_nodes_is_refused_as_the_end_of_the_job_is() -> None:
 
 
 def test_nodes_are_told_what_they_save_for() -> None:
-    story = Told("abc")
-    (_, (_, notice)) = story.tell("a asks restart at_save")
+    story = Playing("abc")
+    (_, (_, notice)) = story.handle("a asks restart at_save")
     assert notice.verb is Verb.RESTART
-    (_, (_, notice)) = Told("abc").tell("a asks stop at_save")
+    (_, (_, notice)) = Playing("abc").handle("a asks stop at_save")
     assert notice.verb is Verb.STOP
     for name in "abc":
-        story.tell(f"{name} holds at=7")
-    told = [message for _, message in story.tell("b asks drain in=20") if not isinstance(message, Answer)]
-    assert [(notice.stage, notice.verb) for notice in told] == [(Stage.SAVE, Verb.DRAIN)], "a node leaves as well"
+        story.handle(f"{name} holds at=7")
+    notices = [message for _, message in story.handle("b asks drain in=20") if not isinstance(message, Answer)]
+    assert [(notice.stage, notice.verb) for notice in notices] == [(Stage.SAVE, Verb.DRAIN)], "a node leaves as well"
 
 
 @pytest.mark.parametrize("verb", [Verb.DRAIN, Verb.RESTART, Verb.STOP])
 def test_what_is_asked_again_while_the_round_is_taken_over_is_done_however_long_that_takes(verb: Verb) -> None:
-    story = Told("abc idle")  # some of its nodes have not joined yet
-    story.tell("a saved notice=4000")
+    story = Playing("abc idle")  # some of its nodes have not joined yet
+    story.handle("a saved notice=4000")
     story.core.handle(Ask("b", "1", verb, "", 60.0, "", at_save=True), story.crew, story.now)
     assert story.core.deadline is not None
     story.now, story.participants = story.core.deadline + 1.0, "abc"
-    told = story.core.handle(None, story.crew, story.now)
-    assert {(name, notice.stage, notice.verb) for name, notice in told} == {
+    notices = story.core.handle(None, story.crew, story.now)
+    assert {(name, notice.stage, notice.verb) for name, notice in notices} == {
         (name, Stage.FREEZE, verb) for name in "abc"
     }
 
 
 def test_a_drain_whose_time_has_passed_while_ranks_waited_is_over_at_once() -> None:
     """A deadline in the past must not stay armed: the leader treats it as a bug, and its agent exits."""
-    story = Told("abc idle")
-    story.tell("a saved notice=4000")
+    story = Playing("abc idle")
+    story.handle("a saved notice=4000")
     story.core.handle(Ask("b", "1", Verb.DRAIN, "", 1.2, ""), story.crew, story.now)
     assert story.core.deadline is not None
     story.now, story.participants = story.core.deadline, "abc"

@@ -101,10 +101,10 @@ def test_another_run_id_is_told_from_another_secret() -> None:
 
 
 def test_another_version_with_the_secret_is_told_so_on_both_sides() -> None:
-    told = refusals(end(NEW, is_client=True, protocol=PROTOCOL + 1), end(NEW, is_client=False))
+    reasons = refusals(end(NEW, is_client=True, protocol=PROTOCOL + 1), end(NEW, is_client=False))
     install = "install the same version of aelastic on all nodes"
-    assert told[0] == f"it speaks protocol {PROTOCOL}, and this agent {PROTOCOL + 1}: {install}"
-    assert told[1] == f"it speaks protocol {PROTOCOL + 1}, and this agent {PROTOCOL}: {install}"
+    assert reasons[0] == f"it speaks protocol {PROTOCOL}, and this agent {PROTOCOL + 1}: {install}"
+    assert reasons[1] == f"it speaks protocol {PROTOCOL + 1}, and this agent {PROTOCOL}: {install}"
 
 
 def test_an_older_agent_is_told_in_words_that_it_understands() -> None:
@@ -117,8 +117,8 @@ def test_an_older_agent_is_told_in_words_that_it_understands() -> None:
     ) as caught:
         end(NEW, is_client=False).feed(len(body).to_bytes(HEAD_BYTES, "big") + body)
     name, fields = json.loads(caught.value.answer[HEAD_BYTES:])
-    told = f"this agent speaks protocol 7, and the job {PROTOCOL}: install the same version of aelastic on all nodes"
-    assert name == "Refused" and fields == {"reason": told, "is_final": True}
+    reason = f"this agent speaks protocol 7, and the job {PROTOCOL}: install the same version of aelastic on all nodes"
+    assert name == "Refused" and fields == {"reason": reason, "is_final": True}
 
 
 def test_an_agent_without_a_secret_hears_that_there_is_one() -> None:
@@ -171,8 +171,8 @@ def test_what_one_end_said_is_no_proof_of_the_other() -> None:
     """Reflection attack: the peer echoes the greeting, so the proof that it requests is our own."""
     client = end(NEW, is_client=True)
     mirror = end(NEW, is_client=False)
-    said = client.begin()
-    mirrored = mirror.feed(said)
+    greeting = client.begin()
+    mirrored = mirror.feed(greeting)
     proof = client.feed(mirrored)
     client = end(NEW, is_client=True)
     assert client.feed(client.begin()) == b"", "it awaits the proof"
@@ -191,13 +191,13 @@ def test_a_recorded_session_proves_nothing_a_second_time() -> None:
 
 
 def test_before_the_proof_few_bytes_are_taken() -> None:
-    for said in (
+    for data in (
         b"GET / HTTP/1.1\r\n\r\n",
         (10 << 20).to_bytes(4, "big") + b"x",
         UNPROVED_BYTES_MAX.to_bytes(4, "big") + b"y",
     ):
         with pytest.raises(ProofError, match="it is not an aelastic agent, and proved nothing"):
-            end(NEW, is_client=False).feed(said)
+            end(NEW, is_client=False).feed(data)
     assert len(end(NEW, OLD, is_client=True).begin()) <= UNPROVED_BYTES_MAX
 
 
@@ -231,10 +231,10 @@ def test_a_frame_that_was_changed_repeated_left_out_or_moved_ends_the_connection
         changed = bytes(each ^ (at == index) for at, each in enumerate(one))
         with pytest.raises(ProofError, match="altered on the way"):
             list(decoder.feed(changed))
-    for said in ([0, 0], [1], [1, 0], [0, 2], [2, 1, 0]):
+    for order in ([0, 0], [1], [1, 0], [0, 2], [2, 1, 0]):
         sent, decoder = frames()
         with pytest.raises(ProofError, match="altered on the way"):
-            list(decoder.feed(b"".join(sent[each] for each in said)))
+            list(decoder.feed(b"".join(sent[each] for each in order)))
 
 
 # The cell.

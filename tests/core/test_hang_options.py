@@ -35,7 +35,7 @@ def test_options_and_variables_reach_the_spec(script: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "option, said",
+    "option, expected",
     [
         ("--hang-timeout=0", "--hang-timeout 0: use 1 second or more"),
         ("--hang-timeout=nan", "--hang-timeout nan: use 1 second or more"),
@@ -55,8 +55,8 @@ def test_options_and_variables_reach_the_spec(script: str) -> None:
         ("--expect-output-ranks=x", "use ranks separated by commas"),
     ],
 )
-def test_what_cannot_be_is_refused(script: str, option: str, said: str) -> None:
-    assert said in complaint(option, script)
+def test_what_cannot_be_is_refused(script: str, option: str, expected: str) -> None:
+    assert expected in complaint(option, script)
 
 
 @pytest.mark.parametrize(

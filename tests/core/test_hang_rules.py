@@ -284,13 +284,13 @@ def test_sleep_that_is_left_or_in_which_io_goes_on_is_not_stuck() -> None:
 
 def test_each_rule_keeps_its_own_time() -> None:
     watched = Watched(stuck_timeout_s=20.0, expect_output=ExpectedOutput("x", 40.0))
-    told: list[tuple[str, float]] = []
+    verdicts: list[tuple[str, float]] = []
     begin = watched.now
-    while len(told) < 3:
-        told += [
+    while len(verdicts) < 3:
+        verdicts += [
             (v.by, watched.now - begin) for v in watched.look(h.Sample(output=0, cpu_s=0.0, io=0, matches=0, sleep=1))
         ]
-    assert told == [("stuck", 22.0), ("output", 40.0), ("hang", 62.0)]
+    assert verdicts == [("stuck", 22.0), ("output", 40.0), ("hang", 62.0)]
 
 
 # Any sequence of events.
@@ -309,7 +309,7 @@ def test_no_verdict_is_early_and_none_is_late_by_more_than_the_looks_are_apart(
     interval_s = max(h.INTERVAL_MIN_S, timeout_s / h.LOOKS_PER_TIMEOUT)
     outputs = [0, 0]
     since = [watched.now, watched.now]  # when a look last showed activity
-    told = [False, False]
+    reported = [False, False]
     watched.look({0: h.Sample(output=0), 1: h.Sample(output=0)})
     since = [watched.now, watched.now]
     for *lives, late_s in course:
@@ -321,13 +321,13 @@ def test_no_verdict_is_early_and_none_is_late_by_more_than_the_looks_are_apart(
             silent_s = watched.now - since[rank]
             if lived:
                 assert rank not in named
-                since[rank], told[rank] = watched.now, False
+                since[rank], reported[rank] = watched.now, False
             elif rank in named:
                 assert silent_s >= timeout_s - h.EARLY_S
-                assert not told[rank], "told twice"
-                told[rank] = True
+                assert not reported[rank], "told twice"
+                reported[rank] = True
             else:
-                assert told[rank] or silent_s < timeout_s + interval_s + h.LATE_S
+                assert reported[rank] or silent_s < timeout_s + interval_s + h.LATE_S
 
 
 # The search.

@@ -238,17 +238,17 @@ def test_wrong_usage_of_a_command_is_one_line(argv: str, words: str) -> None:
     ],
 )
 def test_wrong_usage_of_a_command_about_a_job_is_one_line(argv: str, words: str) -> None:
-    said = list[str]()
-    assert run_command(argv.split(), {}, GROUPS, said.append) == EXIT_INPUT
-    assert said == [f"aelastic: error: {words} (see aelastic {argv.split(maxsplit=1)[0]} --help)"]
+    complaints = list[str]()
+    assert run_command(argv.split(), {}, GROUPS, complaints.append) == EXIT_INPUT
+    assert complaints == [f"aelastic: error: {words} (see aelastic {argv.split(maxsplit=1)[0]} --help)"]
 
 
 def test_a_file_that_has_the_name_of_a_command_is_pointed_out(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "version").touch()
-    said = list[str]()
-    assert run_command(["version"], {}, GROUPS, said.append) == 0
-    assert said == ["aelastic: version runs the command of that name; to run the file, use ./version"]
+    complaints = list[str]()
+    assert run_command(["version"], {}, GROUPS, complaints.append) == 0
+    assert complaints == ["aelastic: version runs the command of that name; to run the file, use ./version"]
 
 
 # Terminals.

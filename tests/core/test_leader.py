@@ -99,8 +99,8 @@ def mute(term: Term, names: str) -> None:
 
 def restarts(term: Term, names: str) -> list[Any]:
     """Fails a worker, and makes all nodes ready again: the coordinator begins the next round."""
-    term.say(names[0], failed(names[0]))
-    return [each for name in names for each in term.say(name, m.Ready(term.node(name)))]
+    term.send(names[0], failed(names[0]))
+    return [each for name in names for each in term.send(name, m.Ready(term.node(name)))]
 
 
 # One entry at a time.
@@ -111,8 +111,8 @@ def test_a_round_is_told_once_its_entry_is_committed() -> None:
     mute(term, "bc")
     assert of_kind(restarts(term, "abc"), m.Assigned) == []
     assert (proposal(term) is not None, committed(term).number, term.coordinator.round) == (True, 1, 2)
-    told = term.speak("b")
-    assert {each.round for each in of_kind(told, m.Assigned)} == {2} and len(of_kind(told, m.Assigned)) == 3
+    actions = term.speak("b")
+    assert {each.round for each in of_kind(actions, m.Assigned)} == {2} and len(of_kind(actions, m.Assigned)) == 3
     assert proposal(term) is None and committed(term).number == 2
     assert state(term).last_round is not None and state(term).restart_count == 1
 
@@ -120,10 +120,10 @@ def test_a_round_is_told_once_its_entry_is_committed() -> None:
 def test_a_leader_with_more_to_read_decides_when_it_has_read_that() -> None:
     term = voting("abc")
     restarts(term, "ab")
-    last = term.reports.said(m.Ready(term.node("c"))).replace(log=status_of(term.logs["c"]))
-    assert term.tell(ev.Received(term.conns["c"], last, has_next=True)) == []
+    last = term.reports.status_after(m.Ready(term.node("c"))).replace(log=status_of(term.logs["c"]))
+    assert term.handle(ev.Received(term.conns["c"], last, has_next=True)) == []
     assert proposal(term) is None, "the next message may be the first cause"
-    assert len(of_kind(term.tell(ev.Received(term.conns["a"], m.Alive())), m.Assigned)) == 3
+    assert len(of_kind(term.handle(ev.Received(term.conns["a"], m.Alive())), m.Assigned)) == 3
 
 
 def test_no_second_entry_is_proposed_before_the_first_is_committed() -> None:
@@ -132,11 +132,11 @@ def test_no_second_entry_is_proposed_before_the_first_is_committed() -> None:
     restarts(term, "abc")
     first = proposal(term)
     for name in "bc":
-        term.say(name, m.Left(name, "SIGTERM"))
-    term.say("a", r.Ask("a", "1", r.Verb.CORDON, "a", 0.0, ""))
+        term.send(name, m.Left(name, "SIGTERM"))
+    term.send("a", r.Ask("a", "1", r.Verb.CORDON, "a", 0.0, ""))
     assert proposal(term) == first and term.coordinator.phase is CoordinatorPhase.RUNNING, "the messages are queued"
-    told = term.speak("b")
-    assert committed(term).number == 3 and of_kind(told, m.Interrupted), "and then processed"
+    actions = term.speak("b")
+    assert committed(term).number == 3 and of_kind(actions, m.Interrupted), "and then processed"
     assert state(term).ledger.excluded, "the cordon is the next entry"
 
 
@@ -144,9 +144,9 @@ def test_what_follows_from_an_entry_is_told_in_the_order_of_the_decisions() -> N
     term = running("ab", nodes=(1, 3))
     term.is_cell_silent = True
     restarts(term, "ab")
-    term.say("b", m.Left("b", "SIGTERM"))
-    told = [each for each in term.break_silence() if isinstance(each, ev.Say) and each.conn == term.conns["a"]]
-    assert [type(each.message) for each in told] == [m.Assigned, m.Interrupted]
+    term.send("b", m.Left("b", "SIGTERM"))
+    actions = [each for each in term.break_silence() if isinstance(each, ev.SendTo) and each.conn == term.conns["a"]]
+    assert [type(each.message) for each in actions] == [m.Assigned, m.Interrupted]
 
 
 def test_a_node_that_connects_while_an_entry_is_not_committed_reads_that_it_has_a_leader_and_no_more() -> None:
@@ -163,8 +163,8 @@ def test_a_node_that_reconnects_while_an_entry_is_not_committed_reads_its_round_
     restarts(term, "ab")
     term.close("b", Close.ABORTED)
     assert of_kind(term.join("b", past=term.reports.of["b"].past), m.Assigned) == []
-    told = term.hears(term.break_silence())
-    assert [type(each) for each in told["b"]][:1] == [m.Assigned]
+    actions = term.received_by(term.break_silence())
+    assert [type(each) for each in actions["b"]][:1] == [m.Assigned]
 
 
 def test_a_node_that_reconnects_while_an_entry_is_not_committed_reads_the_rest_of_its_plan_once_it_is_heard() -> None:
@@ -173,7 +173,7 @@ def test_a_node_that_reconnects_while_an_entry_is_not_committed_reads_the_rest_o
     term.join("c")
     ended, _ = of_kind(term.live_until(term.now + 1.0), m.Interrupted)
     term.is_cell_silent = True
-    term.say("a", r.Ask("a", "1", r.Verb.CORDON, "a", 0.0, ""))
+    term.send("a", r.Ask("a", "1", r.Verb.CORDON, "a", 0.0, ""))
     term.close("b", Close.ABORTED)
     assert term.join("b", past=busy()) == [part(term.conns["b"], f"welcome to term {TERM}")]
     assert part(term.conns["b"], ended) in term.break_silence()
@@ -182,7 +182,7 @@ def test_a_node_that_reconnects_while_an_entry_is_not_committed_reads_the_rest_o
 def test_what_changes_nothing_in_the_log_is_told_at_once() -> None:
     term = voting("abc")
     mute(term, "bc")
-    assert of_kind(term.say("a", failed("a")), m.Interrupted) == [m.Interrupted(1, FIRST, 1)] * 3
+    assert of_kind(term.send("a", failed("a")), m.Interrupted) == [m.Interrupted(1, FIRST, 1)] * 3
     assert proposal(term) is None
 
 
@@ -208,10 +208,10 @@ def test_a_leader_votes_itself_once_its_plan_is_in_the_kernels_hands_for_all_tha
     assert proposal(term) is not None, "b has accepted it"
     for conn, name in conns.items():
         assert proposal(term) is not None
-        term.tell(ev.Flushed(conn, serials[name] - 1))
+        term.handle(ev.Flushed(conn, serials[name] - 1))
         assert proposal(term) is not None, "that was for an earlier plan"
-        told = term.tell(ev.Flushed(conn, serials[name]))
-    assert proposal(term) is None and of_kind(told, m.Assigned)
+        actions = term.handle(ev.Flushed(conn, serials[name]))
+    assert proposal(term) is None and of_kind(actions, m.Assigned)
 
 
 # Requests: once reported as applied, they are in the log.
@@ -236,27 +236,27 @@ def keeps(kept: JobState, ask: r.Ask) -> bool:
 def test_a_request_is_answered_once_its_entry_is_committed(ask: r.Ask, make: Callable[[], Term]) -> None:
     term = make()
     mute(term, "bc")
-    assert of_kind(term.say("b", ask), r.Answer) == []
+    assert of_kind(term.send("b", ask), r.Answer) == []
     assert proposal(term) is not None and not keeps(state(term), ask)
-    told = term.speak("b") if term.leader.do_nodes_vote else term.break_silence()
-    assert [each.is_applied for each in of_kind(told, r.Answer)] == [True]
+    actions = term.speak("b") if term.leader.do_nodes_vote else term.break_silence()
+    assert [each.is_applied for each in of_kind(actions, r.Answer)] == [True]
     assert keeps(state(term), ask)
 
 
 def test_a_request_that_is_refused_is_answered_at_once() -> None:
     term = voting("abc")
     mute(term, "bc")
-    told = term.say("b", r.Ask("b", "1", r.Verb.DRAIN, "no-such-host", 60.0, ""))
-    assert [each.is_applied for each in of_kind(told, r.Answer)] == [False] and proposal(term) is None
+    actions = term.send("b", r.Ask("b", "1", r.Verb.DRAIN, "no-such-host", 60.0, ""))
+    assert [each.is_applied for each in of_kind(actions, r.Answer)] == [False] and proposal(term) is None
 
 
 @pytest.mark.parametrize("ask", ASKS, ids=lambda each: each.verb)
 def test_a_request_to_a_leader_that_loses_its_quorum_is_not_answered_as_applied(ask: r.Ask) -> None:
     term = voting("abc", nodes=(1, 3))
     mute(term, "bc")
-    told = term.say("b", ask) + term.live_until(term.now + 3 * LEASE_S, "b", "c")
+    actions = term.send("b", ask) + term.live_until(term.now + 3 * LEASE_S, "b", "c")
     assert has_stepped_down(term)
-    assert of_kind(told, r.Answer) == [] and not keeps(state(term), ask)
+    assert of_kind(actions, r.Answer) == [] and not keeps(state(term), ask)
     assert term.break_silence() == [], "nor later"
 
 
@@ -264,11 +264,11 @@ def test_a_request_to_a_leader_that_loses_its_quorum_is_not_answered_as_applied(
 def test_a_request_to_a_leader_that_is_displaced_is_not_answered_as_applied(ask: r.Ask) -> None:
     term = running("abc", nodes=(1, 3))
     term.is_cell_silent = True
-    term.say("b", ask)
+    term.send("b", ask)
     assert term.stored is not None
     term.stored = m.StoredCell(term.stored.cell.replace(leader=OTHER.token, term=TERM + 5), OTHER)
-    told = term.break_silence()
-    assert has_stepped_down(term) and of_kind(told, r.Answer) == []
+    actions = term.break_silence()
+    assert has_stepped_down(term) and of_kind(actions, r.Answer) == []
 
 
 def next_leader(term: Term, name: str = "b", **others: Any) -> Term:
@@ -284,7 +284,7 @@ def next_leader(term: Term, name: str = "b", **others: Any) -> Term:
     other.now = max(START, term.now)
     other.logs = {each: known for each, known in term.logs.items() if each != name}
     other.reports.of |= term.reports.of
-    other.tell(ev.DeadlinePassed())
+    other.handle(ev.DeadlinePassed())
     for each in sorted(term.logs.keys() | {name}):
         other.join(each, past=term.reports.of[each].past)
     return other
@@ -293,7 +293,7 @@ def next_leader(term: Term, name: str = "b", **others: Any) -> Term:
 @pytest.mark.parametrize("ask", ASKS, ids=lambda each: each.verb)
 def test_a_request_that_was_answered_as_applied_survives_its_leader(ask: r.Ask) -> None:
     term = voting("abc", nodes=(1, 3))
-    assert [each.is_applied for each in of_kind(term.say("b", ask), r.Answer)] == [True]
+    assert [each.is_applied for each in of_kind(term.send("b", ask), r.Answer)] == [True]
     other = next_leader(term)
     assert phase(other) is Phase.LEADING and keeps(state(other), ask)
     core = other.coordinator
@@ -313,7 +313,7 @@ def test_a_request_whose_entry_a_quorum_has_accepted_is_carried_on_though_nobody
     term.are_plans_flushed = False  # the leader does not count itself
     term.mute, term.is_cell_silent = {"c"}, True
     ask = ASKS[1]
-    assert of_kind(term.say("b", ask), r.Answer) == []
+    assert of_kind(term.send("b", ask), r.Answer) == []
     assert term.logs["b"].accepted is not None and term.logs["b"].accepted.entry == proposal(term)
     other = next_leader(term)
     assert keeps(state(other), ask) and committed(other) == proposal(term)
@@ -417,10 +417,10 @@ def test_a_cell_that_cannot_be_read_is_read_again_after_a_moment() -> None:
 def test_a_cell_that_cannot_be_written_is_written_again_after_a_moment() -> None:
     """An endpoint that refuses connections fails at once: without a pause, retries would never stop."""
     term = running("ab", nodes=(2, 3))
-    term.say("a", failed("a"))
-    term.say("a", ready("a"))
+    term.send("a", failed("a"))
+    term.send("a", ready("a"))
     term.has_cell, before = False, len(term.asked)
-    term.say("b", ready("b"))
+    term.send("b", ready("b"))
     assert proposal(term) is not None
     assert len(term.asked) == before + 1
     term.live_until(term.now + 4 * READ_AGAIN_S)
@@ -465,8 +465,8 @@ def test_a_founder_that_hears_of_another_log_proposes_its_first_entry_again() ->
     older = first_entry(TERM - 1, [], [], ("1d",))
     term.logs["z"] = Node("z", TERM - 1, committed=older)
     term.join("z", past=busy(term=TERM - 1))
-    told = [*term.break_silence(), *term.live_until(term.now + LEASE_S)]
-    assert of_kind(told, m.Assigned) and committed(term).log == cell(term).incarnation
+    actions = [*term.break_silence(), *term.live_until(term.now + LEASE_S)]
+    assert of_kind(actions, m.Assigned) and committed(term).log == cell(term).incarnation
 
 
 def test_a_founder_gives_no_vote_to_a_voter_of_the_log_that_it_gives_up() -> None:
@@ -504,10 +504,12 @@ def another_cell(term: Term, *, renewals: int = 0, number: int = TERM + 5) -> m.
 def test_where_the_store_decides_a_leader_that_finds_another_one_in_the_cell_steps_down() -> None:
     term = running("ab", nodes=(2, 3))
     term.stored = another_cell(term)
-    told = term.live_until(term.now + LEASE_S)
-    assert [each.reason for each in of_kind(told, m.Goodbye)] == ["another agent leads the job now"] * 2
-    assert [each.stored for each in of_kind(told, ev.StepDown)] == [term.stored], "its own node connects to that leader"
-    assert of_kind(told, m.Interrupted) == [], "its nodes stay in their round"
+    actions = term.live_until(term.now + LEASE_S)
+    assert [each.reason for each in of_kind(actions, m.Goodbye)] == ["another agent leads the job now"] * 2
+    assert [each.stored for each in of_kind(actions, ev.StepDown)] == [term.stored], (
+        "its own node connects to that leader"
+    )
+    assert of_kind(actions, m.Interrupted) == [], "its nodes stay in their round"
 
 
 @pytest.mark.parametrize("term_of_other", [TERM - 5, TERM + 5])
@@ -519,20 +521,20 @@ def test_where_the_store_decides_a_leader_gives_up_its_log_once_the_leader_of_an
     other = first_entry(term_of_other, ["n"], [], ("2e",))
     for renewals in range(2):
         term.stored = m.StoredCell(Cell("2e", other.log, term_of_other, OTHER.token, renewals, other), OTHER)
-        told = term.live_until(term.now + LEASE_S)
+        actions = term.live_until(term.now + LEASE_S)
         if has_stepped_down(term):
             break
-    assert [each.reason for each in of_kind(told, m.Goodbye)] == ["another agent leads the job now"] * 2
-    assert of_kind(told, m.Interrupted) == [], "its nodes learn it from the other leader"
+    assert [each.reason for each in of_kind(actions, m.Goodbye)] == ["another agent leads the job now"] * 2
+    assert of_kind(actions, m.Interrupted) == [], "its nodes learn it from the other leader"
 
 
 def test_where_nodes_vote_a_leader_with_a_quorum_takes_the_cell_back_in_a_term_above() -> None:
     term = voting("abc")
     term.stored = another_cell(term)
-    told = term.live_until(term.now + LEASE_S)
+    actions = term.live_until(term.now + LEASE_S)
     assert phase(term) is Phase.LEADING and term.leader.term > TERM + 5
     assert term.stored.cell.leader == term.at.token and term.stored.cell.term == term.leader.term
-    assert of_kind(told, m.Interrupted) == of_kind(told, m.Goodbye) == []
+    assert of_kind(actions, m.Interrupted) == of_kind(actions, m.Goodbye) == []
 
 
 def test_a_cell_whose_leader_renews_is_not_locked() -> None:
@@ -563,9 +565,9 @@ def test_a_cell_whose_leader_has_renewed_nothing_for_a_lease_is_locked() -> None
 
 def test_a_term_is_told_in_every_plan_and_begins_the_next_rounds() -> None:
     term = voting("abc")
-    told = term.tell(ev.Campaigned(9, m.Campaign(TERM + 3, known(term), OTHER)))
-    (said,) = of_kind(told, ev.Answer)
-    assert (said.conn, said.declined.term, said.declined.leader) == (9, TERM + 4, term.at)
+    actions = term.handle(ev.Campaigned(9, m.Campaign(TERM + 3, known(term), OTHER)))
+    (answer,) = of_kind(actions, ev.Answer)
+    assert (answer.conn, answer.declined.term, answer.declined.leader) == (9, TERM + 4, term.at)
     assert term.leader.term == term.leader.connections.term == TERM + 4
     assert {each.term for each in term.plans.values()} == {TERM + 4}
     assert {known.term for known in term.logs.values()} == {TERM + 4}, "its followers have voted for it again"
@@ -578,12 +580,12 @@ def test_a_term_is_told_in_every_plan_and_begins_the_next_rounds() -> None:
 def test_a_higher_term_that_a_leader_meets_while_it_has_a_quorum_costs_nobody_anything(how: str) -> None:
     term = voting("abc")
     if how == "a campaign":
-        told = term.tell(ev.Campaigned(9, m.Campaign(TERM + 3, known(term), OTHER)))
+        actions = term.handle(ev.Campaigned(9, m.Campaign(TERM + 3, known(term), OTHER)))
     else:
         term.logs["c"] = term.logs["c"].replace(term=TERM + 3, voted_for="c")
-        told = term.join("c", past=busy())
+        actions = term.join("c", past=busy())
     assert phase(term) is Phase.LEADING and term.leader.log.mandate is Mandate.QUORUM
-    assert term.leader.term == TERM + 4 and of_kind(told, m.Goodbye) == of_kind(told, m.Interrupted) == []
+    assert term.leader.term == TERM + 4 and of_kind(actions, m.Goodbye) == of_kind(actions, m.Interrupted) == []
     assert term.coordinator.phase is CoordinatorPhase.RUNNING
 
 
@@ -592,9 +594,9 @@ def test_what_was_proposed_in_an_earlier_term_is_committed_in_the_next_and_told_
     mute(term, "bc")
     restarts(term, "abc")
     before = proposal(term)
-    term.tell(ev.Campaigned(9, m.Campaign(TERM + 3, known(term), OTHER)))
-    told = term.speak("b") + term.speak("c")
-    assert [each.round for each in of_kind(told, m.Assigned)] == [2] * 3
+    term.handle(ev.Campaigned(9, m.Campaign(TERM + 3, known(term), OTHER)))
+    actions = term.speak("b") + term.speak("c")
+    assert [each.round for each in of_kind(actions, m.Assigned)] == [2] * 3
     assert before is not None and before.id in {committed(term).id, committed(term).parent}
     assert term.coordinator.round == 2
 
@@ -602,10 +604,10 @@ def test_what_was_proposed_in_an_earlier_term_is_committed_in_the_next_and_told_
 def test_a_request_that_waits_is_answered_in_the_next_term_too() -> None:
     term = voting("abc", nodes=(1, 3))
     mute(term, "bc")
-    assert of_kind(term.say("b", ASKS[1]), r.Answer) == []
-    term.tell(ev.Campaigned(9, m.Campaign(TERM + 3, known(term), OTHER)))
-    told = term.speak("b") + term.speak("c")
-    assert [each.is_applied for each in of_kind(told, r.Answer)] == [True] and keeps(state(term), ASKS[1])
+    assert of_kind(term.send("b", ASKS[1]), r.Answer) == []
+    term.handle(ev.Campaigned(9, m.Campaign(TERM + 3, known(term), OTHER)))
+    actions = term.speak("b") + term.speak("c")
+    assert [each.is_applied for each in of_kind(actions, r.Answer)] == [True] and keeps(state(term), ASKS[1])
 
 
 # The lease.
@@ -615,18 +617,18 @@ def test_nodes_read_that_the_next_round_waits_for_the_endpoint() -> None:
     term = running("abc")
     term.has_cell = False
     restarts(term, "abc")
-    told = of_kind(term.live_until(term.now + 11.0), m.Waiting)
-    assert {each.text[:43] for each in told} == {"rendezvous: no answer from the endpoint for"}
-    assert all(each.text.endswith(" s: running workers continue, no new round can start") for each in told)
-    assert len(told) == 3, "each of them"
+    texts = of_kind(term.live_until(term.now + 11.0), m.Waiting)
+    assert {each.text[:43] for each in texts} == {"rendezvous: no answer from the endpoint for"}
+    assert all(each.text.endswith(" s: running workers continue, no new round can start") for each in texts)
+    assert len(texts) == 3, "each of them"
 
 
 def test_nodes_read_whose_votes_the_next_round_waits_for() -> None:
     term = voting("abc")
     mute(term, "bc")
     restarts(term, "abc")
-    told = of_kind(term.live_until(term.now + 11.0), m.Waiting)
-    assert {each.text for each in told} == {
+    texts = of_kind(term.live_until(term.now + 11.0), m.Waiting)
+    assert {each.text for each in texts} == {
         "rendezvous: no answer from host-b, host-c, which must vote: no new round can start"
     }
 
@@ -649,8 +651,8 @@ def test_a_candidate_that_needs_the_endpoint_alone_has_a_lease_and_lacks_no_quor
     """
     term = Term(is_begun=False)
     term.has_cell = False
-    told = [*term.begin(), *term.live_until(START + LEASE_S - 0.1)]
-    assert of_kind(told, ev.StepDown) == [] and phase(term) is Phase.CANDIDATE
+    actions = [*term.begin(), *term.live_until(START + LEASE_S - 0.1)]
+    assert of_kind(actions, ev.StepDown) == [] and phase(term) is Phase.CANDIDATE
     (stepped_down,) = of_kind(term.live_until(START + LEASE_S), ev.StepDown)
     assert not stepped_down.lacks_quorum
 
@@ -664,15 +666,15 @@ def test_a_leader_steps_down_a_lease_after_it_had_a_quorum_and_has_its_side_stop
     term = make("abc", nodes=(1, 3))
     term.live_until(term.now + LEASE_S)
     for name in "abc":
-        term.say(name, m.Alive())
-    heard_at, term.has_cell = term.now, False
-    told = term.live_until(heard_at + LEASE_S - 0.01, *silent)
-    assert phase(term) is Phase.LEADING and of_kind(told, m.Interrupted) == []
-    told = term.live_until(heard_at + LEASE_S, *silent)
+        term.send(name, m.Alive())
+    received_at, term.has_cell = term.now, False
+    actions = term.live_until(received_at + LEASE_S - 0.01, *silent)
+    assert phase(term) is Phase.LEADING and of_kind(actions, m.Interrupted) == []
+    actions = term.live_until(received_at + LEASE_S, *silent)
     assert has_stepped_down(term)
-    assert [each for each in told if getattr(each, "conn", 0) == term.conns["a"]] == [
+    assert [each for each in actions if getattr(each, "conn", 0) == term.conns["a"]] == [
         part(term.conns["a"], m.Interrupted(1, next_round(Cause(kind)))),
-        ev.Say(term.conns["a"], m.Goodbye("no contact with a quorum", False)),
+        ev.SendTo(term.conns["a"], m.Goodbye("no contact with a quorum", False)),
         ev.Drop(term.conns["a"], in_order=True),
     ]
 
@@ -681,12 +683,12 @@ def test_a_write_whose_answer_was_lost_is_contact_with_the_endpoint_once_it_is_r
     """The bug: a leader stepped down right after it began to lead, although its first write had taken effect."""
     cell = LeaderCell("1f", LEASE_S)
     cell.read(100.0)
-    cell.on_said(None, 100.1)
+    cell.on_answered(None, 100.1)
     written = cell.write(Cell("1f", None, TERM, OTHER.token, 0), OTHER, 100.2).stored
     cell.on_failed(101.0, must_read=True)
     cell.read(101.3)
     assert not cell.has_taken(LEASE_S, 101.3)
-    cell.on_said(written, 101.4)
+    cell.on_answered(written, 101.4)
     assert cell.has_taken(LEASE_S, 100.2 + LEASE_S) and not cell.has_taken(LEASE_S, 100.3 + LEASE_S)
     again = cell.write(Cell("1f", None, TERM, OTHER.token, 0), OTHER, 101.5).stored
     assert again != written, "a packet of the lost write may arrive late"
@@ -697,7 +699,7 @@ def test_a_leader_hears_a_quorum_in_whatever_its_nodes_say() -> None:
     term.has_cell = False
     for _ in range(10):
         term.live_until(term.now + 0.9 * LEASE_S, "b", "c")
-        term.say("b", m.Status(term.node("b"), busy()))
+        term.send("b", m.Status(term.node("b"), busy()))
     assert phase(term) is Phase.LEADING
 
 
@@ -741,7 +743,7 @@ def test_that_a_leader_steps_down_says_what_it_keeps_of_the_log() -> None:
     term = voting("abc")
     mute(term, "bc")
     restarts(term, "abc")
-    (gone,) = of_kind(term.tell(ev.Resigned()), ev.StepDown)
+    (gone,) = of_kind(term.handle(ev.Resigned()), ev.StepDown)
     assert gone.node == term.leader.log.node
     assert gone.node.committed == committed(term) and gone.node.accepted == Accepted(proposal(term), TERM)  # type: ignore[arg-type]
 
@@ -754,8 +756,8 @@ def test_a_newcomer_interrupts_no_round_while_the_store_that_decides_is_silent()
     term = running("ab", nodes=(2, 3))
     term.has_cell = False
     term.live_until(term.now + 2.0)
-    told = term.join("c") + term.live_until(term.now + LEASE_S)
-    assert of_kind(told, m.Interrupted) == []
+    actions = term.join("c") + term.live_until(term.now + LEASE_S)
+    assert of_kind(actions, m.Interrupted) == []
     term.has_cell = True
     assert of_kind(term.live_until(term.now + LEASE_S), m.Interrupted)
 
@@ -767,10 +769,10 @@ def test_that_nodes_wait_is_unsaid_once_the_round_that_takes_them_in_is_committe
     term.live_until(term.now + 1.0)
     assert term.coordinator.phase is CoordinatorPhase.FORMING
     term.is_cell_silent = True
-    term.say("a", ready("a"))
-    told = term.say("b", ready("b"))
+    term.send("a", ready("a"))
+    actions = term.send("b", ready("b"))
     assert proposal(term) is not None
-    assert [each.has_spares for each in of_kind(told, m.Heartbeat)] == []
+    assert [each.has_spares for each in of_kind(actions, m.Heartbeat)] == []
     assert [each.has_spares for each in of_kind(term.break_silence(), m.Heartbeat)][-1:] == [False]
 
 
@@ -797,9 +799,9 @@ def test_a_candidate_that_has_no_votes_steps_down_after_its_time() -> None:
     term.begin()
     term.live_until(began + CANDIDACY_S - 0.01)
     assert phase(term) is Phase.CANDIDATE
-    told = term.live_until(began + CANDIDACY_S)
+    actions = term.live_until(began + CANDIDACY_S)
     assert has_stepped_down(term)
-    (gone,) = of_kind(told, ev.StepDown)
+    (gone,) = of_kind(actions, ev.StepDown)
     assert gone.reason.startswith("there is no quorum: host-c, host-d cannot be reached") and gone.lacks_quorum
 
 
@@ -858,7 +860,7 @@ def test_a_candidate_in_a_higher_term_has_no_more_time() -> None:
     term.begin()
     for _ in range(3):
         term.live_until(term.now + CANDIDACY_S / 4)
-        term.tell(ev.Declined(term.leader.term + 7))
+        term.handle(ev.Declined(term.leader.term + 7))
     assert term.leader.term == TERM + 1 + 3 * 8 and phase(term) is Phase.CANDIDATE
     term.live_until(began + CANDIDACY_S + 0.1)
     assert has_stepped_down(term)
@@ -868,7 +870,7 @@ def test_a_candidate_meets_a_lower_term_without_a_change() -> None:
     term = campaigning("abcd")
     term.has_cell = False
     term.begin()
-    term.tell(ev.Declined(TERM))
+    term.handle(ev.Declined(TERM))
     assert term.leader.term == TERM + 1
 
 
@@ -877,7 +879,7 @@ def test_a_node_that_follows_a_leader_that_lives_ends_a_candidacy() -> None:
         term = campaigning("abcd", silent="it is silent")
         term.has_cell = False
         term.begin()
-        term.tell(ev.Declined(TERM, leader))
+        term.handle(ev.Declined(TERM, leader))
         assert has_stepped_down(term) is ends
 
 
@@ -886,9 +888,9 @@ def test_a_candidate_steps_down_for_another_of_a_higher_term_and_has_its_member_
     term.has_cell = False
     term.begin()
     asked = m.Campaign(TERM + 2, known(term), OTHER)
-    told = term.tell(ev.Campaigned(7, asked))
-    assert has_stepped_down(term) and told[-1] == ev.PassOn(7, asked)
-    assert told[-2] == ev.StepDown("another agent leads the job now", term.leader.log.node)
+    actions = term.handle(ev.Campaigned(7, asked))
+    assert has_stepped_down(term) and actions[-1] == ev.PassOn(7, asked)
+    assert actions[-2] == ev.StepDown("another agent leads the job now", term.leader.log.node)
 
 
 @pytest.mark.parametrize("asked_for", [0, TERM, TERM + 1])
@@ -896,17 +898,17 @@ def test_a_candidate_declines_what_is_no_higher_term_and_says_that_nobody_leads(
     term = campaigning("abc")
     term.has_cell = False
     term.begin()
-    (said,) = of_kind(term.tell(ev.Campaigned(7, m.Campaign(asked_for, known(term), OTHER))), ev.Answer)
-    assert (said.conn, said.declined.term, said.declined.leader) == (7, TERM + 1, None)
+    (answer,) = of_kind(term.handle(ev.Campaigned(7, m.Campaign(asked_for, known(term), OTHER))), ev.Answer)
+    assert (answer.conn, answer.declined.term, answer.declined.leader) == (7, TERM + 1, None)
 
 
 def test_a_candidate_decides_nothing_and_tells_nobody_of_a_round() -> None:
     term = campaigning("abcd")
     term.has_cell = False
     term.begin()
-    told = term.join("c", past=busy()) + term.join("x") + term.say("c", failed("c"))
+    actions = term.join("c", past=busy()) + term.join("x") + term.send("c", failed("c"))
     assert phase(term) is Phase.CANDIDATE
-    assert [each for each in told if not isinstance(getattr(each, "message", None), str)] == [], "they are welcome"
+    assert [each for each in actions if not isinstance(getattr(each, "message", None), str)] == [], "they are welcome"
 
 
 def test_a_candidate_that_reads_of_a_newer_entry_starts_from_there() -> None:
@@ -926,8 +928,8 @@ def test_a_leader_that_reads_of_a_newer_entry_steps_down() -> None:
     term = voting("abc")
     newer = next_entry(committed(term), TERM + 1, "abc", "abc", (WORD,), payload=payload_of(state(term)))
     term.logs["c"] = term.logs["c"].replace(committed=newer)
-    told = term.join("c", past=busy())
-    assert has_stepped_down(term) and of_kind(told, m.Interrupted) == []
+    actions = term.join("c", past=busy())
+    assert has_stepped_down(term) and of_kind(actions, m.Interrupted) == []
 
 
 # The verdict.
@@ -944,8 +946,8 @@ def with_verdict(before: Entry | None = None) -> Entry:
 def test_the_verdict_is_told_once_it_is_committed() -> None:
     term = voting("abc")
     mute(term, "bc")
-    told = [each for name in "abc" for each in term.say(name, m.Succeeded(name, 1))]
-    assert of_kind(told, m.Ended) == [] and not is_over(term)
+    actions = [each for name in "abc" for each in term.send(name, m.Succeeded(name, 1))]
+    assert of_kind(actions, m.Ended) == [] and not is_over(term)
     assert of_kind(term.speak("b"), m.Ended) == [SUCCEEDED] * 3
     assert is_over(term) and committed(term).is_verdict and state(term).verdict == SUCCEEDED
 
@@ -953,7 +955,7 @@ def test_the_verdict_is_told_once_it_is_committed() -> None:
 def test_the_verdict_is_in_the_cell_with_the_next_renewal() -> None:
     term = voting("abc")
     for name in "abc":
-        term.say(name, m.Succeeded(name, 1))
+        term.send(name, m.Succeeded(name, 1))
     assert is_over(term)
     term.live_until(term.now + LEASE_S / 3)
     assert cell(term).committed == committed(term)
@@ -963,7 +965,7 @@ def test_the_verdict_is_written_into_a_cell_that_another_has_locked_meanwhile() 
     """The bug: the leader stepped down, and the node that sought votes by then never learned the verdict."""
     term = voting("abc")
     for name in "abc":
-        term.say(name, m.Succeeded(name, 1))
+        term.send(name, m.Succeeded(name, 1))
     for name in "bc":
         term.close(name, Close.ABORTED)
     assert is_over(term)
@@ -977,8 +979,8 @@ def test_a_candidate_that_reads_a_verdict_in_the_cell_steps_down() -> None:
     term = campaigning("abc")
     assert term.stored is not None
     term.stored = term.stored.replace(cell=term.stored.cell.replace(committed=with_verdict()))
-    told = term.begin()
-    assert has_stepped_down(term) and [each.reason for each in of_kind(told, ev.StepDown)] == ["the job is over"]
+    actions = term.begin()
+    assert has_stepped_down(term) and [each.reason for each in of_kind(actions, ev.StepDown)] == ["the job is over"]
     assert term.written == []
 
 
@@ -993,8 +995,8 @@ def test_a_candidate_that_hears_of_the_verdict_tells_it_to_all_that_come() -> No
     assert phase(term) is Phase.LEADING and is_over(term)
     for name in ("d", "x"):
         assert of_kind(term.join(name, past=busy() if name == "d" else None), m.Ended) == [SUCCEEDED]
-    told = term.live_until(term.now + 3 * LEASE_S)
-    assert of_kind(told, ev.StepDown) == [] and term.coordinator.is_closed
+    actions = term.live_until(term.now + 3 * LEASE_S)
+    assert of_kind(actions, ev.StepDown) == [] and term.coordinator.is_closed
 
 
 def test_a_candidate_that_knows_the_verdict_itself_tells_it_without_any_vote() -> None:
@@ -1021,7 +1023,7 @@ def test_a_verdict_that_was_accepted_and_not_told_is_adopted_by_the_next_leader(
     term.are_plans_flushed = False
     term.mute, term.is_cell_silent = {"c"}, True
     for name in "abc":
-        term.say(name, m.Succeeded(name, 1))
+        term.send(name, m.Succeeded(name, 1))
     assert not is_over(term) and term.logs["b"].accepted is not None
     other = next_leader(term)
     assert other.leader.is_over and state(other).verdict == SUCCEEDED
@@ -1034,7 +1036,7 @@ def test_a_leader_with_a_verdict_awaits_the_nodes_of_the_round_that_have_never_c
     term.are_plans_flushed = False
     term.mute, term.is_cell_silent = {"c"}, True
     for name in "abcd":
-        term.say(name, m.Succeeded(name, 1))
+        term.send(name, m.Succeeded(name, 1))
     assert not is_over(term) and term.logs["b"].accepted is not None
     other = campaigning("abcd", kept=committed(term))
     other.leader.log = other.leader.log.replace(node=other.leader.log.node.replace(accepted=term.logs["b"].accepted))
@@ -1042,7 +1044,7 @@ def test_a_leader_with_a_verdict_awaits_the_nodes_of_the_round_that_have_never_c
     other.logs["d"] = term.logs["d"]
     for name in "bd":
         other.join(name, past=busy())
-    assert other.leader.is_over and not other.leader.has_told_all
+    assert other.leader.is_over and not other.leader.is_known_to_all
     for name in "bd":
         other.close(name)
     connections = other.leader.connections
@@ -1052,7 +1054,7 @@ def test_a_leader_with_a_verdict_awaits_the_nodes_of_the_round_that_have_never_c
     )
     assert of_kind(other.join("c", past=busy()), m.Ended) == [SUCCEEDED]
     other.close("c")
-    assert connections.awaited_until == 0.0 and other.leader.has_told_all
+    assert connections.awaited_until == 0.0 and other.leader.is_known_to_all
 
 
 def test_what_the_log_keeps_of_a_large_job_with_the_longest_failure_fits_into_a_message_and_the_cell() -> None:
@@ -1095,8 +1097,8 @@ def test_a_round_with_new_voters_is_told_to_no_node_before_the_endpoint_has_it()
     found = proposal(term)
     assert found is not None and found.voters == ("a", "b", "c")
     assert term.logs["b"].accepted is None and term.leader.log.node.accepted is None
-    told = term.break_silence()
-    assert len(of_kind(told, m.Assigned)) == 3 and committed(term) == found
+    actions = term.break_silence()
+    assert len(of_kind(actions, m.Assigned)) == 3 and committed(term) == found
     assert {known.committed for known in term.logs.values()} == {found}
 
 
@@ -1107,10 +1109,10 @@ def test_while_the_cell_is_silent_the_round_is_proposed_again_without_new_voters
     term.is_cell_silent = True
     restarts(term, "ab")
     asked_at, before = term.now, proposal(term)
-    told = term.live_until(asked_at + SILENT_CELL_S - 0.01)
-    assert of_kind(told, m.Assigned) == [] and proposal(term) == before
-    told = term.live_until(asked_at + SILENT_CELL_S)
-    assert len(of_kind(told, m.Assigned)) == 3, "c takes part"
+    actions = term.live_until(asked_at + SILENT_CELL_S - 0.01)
+    assert of_kind(actions, m.Assigned) == [] and proposal(term) == before
+    actions = term.live_until(asked_at + SILENT_CELL_S)
+    assert len(of_kind(actions, m.Assigned)) == 3, "c takes part"
     assert committed(term).voters == ("a", "b") and term.leader.term == TERM + 1
     assert before is not None and before.id != committed(term).id
 
@@ -1124,9 +1126,9 @@ def test_a_newcomer_has_a_vote_with_the_next_round_once_the_endpoint_is_back() -
     term.live_until(term.now + SILENT_CELL_S)
     term.break_silence()
     term.live_until(term.now + LEASE_S)
-    term.say("c", m.Failed("c", 2, FAILURE))
+    term.send("c", m.Failed("c", 2, FAILURE))
     for name in "abc":
-        term.say(name, m.Ready(term.node(name)))
+        term.send(name, m.Ready(term.node(name)))
     assert term.coordinator.round == 3 and committed(term).voters == ("a", "b", "c")
 
 
@@ -1146,7 +1148,7 @@ def test_a_voter_whose_place_another_agent_has_taken_is_gone(host: str, address:
     given = m.Node("n", host, "default", 1, address, 29500, vote_port=7)
     greeting = hello("n", terms=term.terms, token=term.at.token)
     status = m.Status(given, m.Past(m.NodePhase.READY), log=Status(0, None, None, (), (), ()))
-    term.tell(ev.Received(conn, greeting.replace(status=status)))
+    term.handle(ev.Received(conn, greeting.replace(status=status)))
     assert term.leader.log.node.replaces == (("a",) if is_replaced else ())
 
 
@@ -1159,7 +1161,7 @@ def test_a_voter_that_answers_lives_whoever_has_its_place() -> None:
     conn = term.open("n", "10.0.0.1")
     given = m.Node("n", "host-a", "default", 1, "10.0.0.1", 29500, vote_port=7)
     status = m.Status(given, m.Past(m.NodePhase.READY), log=Status(0, None, None, (), (), ()))
-    term.tell(ev.Received(conn, hello("n", terms=term.terms, token=term.at.token).replace(status=status)))
+    term.handle(ev.Received(conn, hello("n", terms=term.terms, token=term.at.token).replace(status=status)))
     assert term.leader.log.node.replaces == ()
 
 
@@ -1175,7 +1177,7 @@ def test_two_voters_in_one_place_are_not_both_replaced_by_one_agent() -> None:
         conn = term.open(name, "10.0.0.1")
         given = m.Node(name, "host", "default", 1, "10.0.0.1", 29500, vote_port=7)
         status = m.Status(given, m.Past(m.NodePhase.READY), log=Status(0, None, None, (), (), ()))
-        term.tell(ev.Received(conn, hello(name, terms=term.terms, token=term.at.token).replace(status=status)))
+        term.handle(ev.Received(conn, hello(name, terms=term.terms, token=term.at.token).replace(status=status)))
         assert len(term.leader.log.node.replaces) == number
 
 
@@ -1193,7 +1195,7 @@ def test_all_agents_are_replaced_and_the_endpoint_remembers_the_job() -> None:
     term.reports.connects(given, m.Past(m.NodePhase.READY))
     status = m.Status(given, m.Past(m.NodePhase.READY), log=Status(TERM + 9, None, None, (), (), ()))
     term.logs["y"] = Node("y", TERM + 9, "x")
-    term.tell(ev.Received(conn, hello("y", terms=term.terms, token="t").replace(status=status)))
+    term.handle(ev.Received(conn, hello("y", terms=term.terms, token="t").replace(status=status)))
     assert phase(term) is Phase.LEADING and term.leader.log.mandate is Mandate.RECOVERY
     term.join("x")
     term.live_until(term.now + 1.0)
@@ -1233,21 +1235,21 @@ def displaced(term: Term) -> None:
     term.live_until(term.now + LEASE_S)
 
 
-@pytest.mark.parametrize("end", [displaced, lambda term: term.tell(ev.Resigned())], ids=["displaced", "resigned"])
+@pytest.mark.parametrize("end", [displaced, lambda term: term.handle(ev.Resigned())], ids=["displaced", "resigned"])
 def test_a_leader_that_has_stepped_down_does_nothing(end: Callable[[Term], Any]) -> None:
     term = running(max_restarts=0)
     end(term)
     assert has_stepped_down(term) and term.leader.deadline is None
     for event in every_event(term):
         term.now += 1000
-        assert term.tell(event) == []
+        assert term.handle(event) == []
 
 
 def test_a_node_that_names_a_term_that_no_log_has_counted_to_is_refused() -> None:
     term = voting("abc")
     past = m.Past(m.NodePhase.READY)
     far = m.Status(term.node("b"), past, log=status_of(term.logs["b"].replace(term=TERM + m.TERMS_AHEAD_MAX + 1)))
-    (refused,) = of_kind(term.tell(ev.Received(term.conns["b"], far)), m.Refused)
+    (refused,) = of_kind(term.handle(ev.Received(term.conns["b"], far)), m.Refused)
     assert refused.reason == "protocol error: a term that no log has counted to" and term.leader.term == TERM
 
 
@@ -1257,7 +1259,7 @@ def test_what_the_endpoint_says_unasked_changes_nothing(make: Callable[..., Term
     for event in (ev.CellAnswered(None), ev.CellFailed("x")):
         term = make("abc")
         before = committed(term), term.leader.phase, term.leader.term
-        term.tell(event)
+        term.handle(event)
         term.live_until(term.now + LEASE_S)
         assert (committed(term), term.leader.phase, term.leader.term) == before
         assert of_kind(restarts(term, "abc"), m.Assigned)

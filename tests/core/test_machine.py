@@ -32,8 +32,8 @@ def test_an_assertion_in_a_core_brings_its_trace() -> None:
     core.handle("a", 1.0)
     with pytest.raises(AssertionError, match="one at a time") as caught:
         core.handle("xx", 2.0)
-    told = "".join(traceback.format_exception(caught.value))
-    assert "Counter at 2.000, event 'xx', after:\n  1.000 counting --'a'--> counting\n" in told
+    text = "".join(traceback.format_exception(caught.value))
+    assert "Counter at 2.000, event 'xx', after:\n  1.000 counting --'a'--> counting\n" in text
 
 
 def test_an_invariant_that_does_not_hold_brings_the_trace_as_well() -> None:

@@ -31,7 +31,7 @@ def spawning() -> ev.Changed:
     return ev.Changed(Phase.JOINING, Phase.SPAWNING, WorkerState.HEALTHY, "")
 
 
-class Told:
+class Observed:
     """The state and the metrics of a run."""
 
     def __init__(self) -> None:
@@ -48,13 +48,13 @@ class Told:
         return getattr(self.metrics, name)
 
 
-def exposed(told: Told, **others: Any) -> dict[str, float]:
-    return values(told.expose(**others))
+def exposed(run: Observed, **others: Any) -> dict[str, float]:
+    return values(run.expose(**others))
 
 
-def told(*events: Any) -> Told:
+def observed(*events: Any) -> Observed:
     """The metrics of a run with these events, one second apart."""
-    run = Told()
+    run = Observed()
     for now, event in enumerate(events):
         run.tell(event, float(now))
     return run
@@ -99,13 +99,13 @@ def test_a_family_is_there_once_and_takes_its_labels_only() -> None:
 
 
 def test_two_registries_share_nothing() -> None:
-    first, second = told(BEGAN, ROUND), told(BEGAN)
+    first, second = observed(BEGAN, ROUND), observed(BEGAN)
     assert exposed(first)["aelastic_rounds_total"] == 1
     assert exposed(second)["aelastic_rounds_total"] == 0
 
 
 def test_prometheus_own_parser_reads_all_of_it_with_its_types() -> None:
-    metrics = told(BEGAN.replace(role='a "role"'), ROUND, STARTED)
+    metrics = observed(BEGAN.replace(role='a "role"'), ROUND, STARTED)
     metrics.lag(0.02)
     text = metrics.expose(agent=(1.5, 2048), workers={0: (0.25, 4096)})
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -116,7 +116,7 @@ def test_prometheus_own_parser_reads_all_of_it_with_its_types() -> None:
 
 
 def test_no_gauge_has_a_name_that_prometheus_reserves_for_counters_and_histograms() -> None:
-    metrics = told(BEGAN)
+    metrics = observed(BEGAN)
     gauges = {family.name for family in metrics.registry.families if family.kind == "gauge"}
     assert "aelastic_used_restarts" in gauges
     assert not [name for name in gauges if name.endswith(("_total", "_count", "_sum", "_bucket"))]
@@ -126,7 +126,7 @@ def test_no_gauge_has_a_name_that_prometheus_reserves_for_counters_and_histogram
 
 
 def test_everything_is_there_before_anything_happens() -> None:
-    read = exposed(told())
+    read = exposed(observed())
     assert read['aelastic_restarts_total{cause="failure"}'] == 0
     assert read['aelastic_restarts_total{cause="membership"}'] == 0
     assert read["aelastic_watchdog_expiries_total"] == 0
@@ -223,12 +223,12 @@ COUNTED: dict[str, tuple[tuple[Any, ...], dict[str, Any], dict[str, float]]] = {
 
 @pytest.mark.parametrize("events, given, series", COUNTED.values(), ids=COUNTED)
 def test_what_is_counted(events: tuple[Any, ...], given: dict[str, Any], series: dict[str, float]) -> None:
-    read = exposed(told(BEGAN, *events), **given)
+    read = exposed(observed(BEGAN, *events), **given)
     assert {name: read[f"aelastic_{name}"] for name in series} == pytest.approx(series)
 
 
 def test_of_workers_only_those_that_live_are_told() -> None:
-    metrics = told(BEGAN)
+    metrics = observed(BEGAN)
     rss = 'aelastic_worker_resident_memory_bytes{{local_rank="{}",role="trainer"}}'
     assert exposed(metrics, workers={0: (1, 100), 1: (1, 200)})[rss.format(1)] == 200
     read = exposed(metrics, workers={0: (2, 150)}, agent=(0.5, 1000))
@@ -238,23 +238,23 @@ def test_of_workers_only_those_that_live_are_told() -> None:
 
 def test_what_the_kernel_says_of_a_worker_that_does_not_run_on_is_one_of_its_states() -> None:
     name = 'aelastic_worker_kernel_state{{local_rank="{}",role="trainer",state="{}"}}'
-    read = exposed(told(BEGAN), workers={0: (1, 100), 1: (1, 200)}, kernel={1: "stopped", 2: "zombie"})
+    read = exposed(observed(BEGAN), workers={0: (1, 100), 1: (1, 200)}, kernel={1: "stopped", 2: "zombie"})
     held = {key for key in read if key.startswith("aelastic_worker_kernel_state") and read[key]}
     assert held == {name.format(1, "stopped"), name.format(2, "zombie")}
     assert read[name.format(0, "stopped")] == read[name.format(1, "traced")] == 0
 
 
 def test_one_state_and_one_phase_hold_at_a_time() -> None:
-    read = exposed(told(BEGAN, spawning()))
+    read = exposed(observed(BEGAN, spawning()))
     chosen = {name for name in read if name.startswith(("aelastic_state{", "aelastic_phase{")) and read[name]}
     assert chosen == {'aelastic_state{state="HEALTHY"}', 'aelastic_phase{phase="spawning"}'}
     assert read["aelastic_ready"] == 0
     running = ev.Changed(Phase.SPAWNING, Phase.RUNNING, WorkerState.HEALTHY, "")
-    assert exposed(told(BEGAN, ROUND, running))["aelastic_ready"] == 1
+    assert exposed(observed(BEGAN, ROUND, running))["aelastic_ready"] == 1
 
 
 def test_the_end_of_a_run_is_a_series_of_its_own_and_its_state() -> None:
-    metrics = told(BEGAN, spawning())
+    metrics = observed(BEGAN, spawning())
     assert not any(name.startswith("aelastic_run_ended") for name in exposed(metrics))
     metrics.tell(ev.RunEnded(WorkerState.FAILED, "rank 0 failed"), 3.0)
     read = exposed(metrics)
@@ -264,7 +264,7 @@ def test_the_end_of_a_run_is_a_series_of_its_own_and_its_state() -> None:
 
 
 def test_labels_that_all_series_share_are_added_to_each_that_has_not_its_own() -> None:
-    metrics = told(BEGAN, spawning())
+    metrics = observed(BEGAN, spawning())
     names = [re.sub(r"\{|,?le=.*", "", name) for name in exposed(metrics)]
     read = exposed(metrics, common={"run_id": "other", "textfile": "a.prom"})
     assert len(read) == len(names)
@@ -289,7 +289,7 @@ PROGRESSED = [ev.Progressed(1, 0, 0, step) for step in range(9)]
 
 
 def spent(*events: Any, at: float) -> dict[str, float]:
-    read = exposed(told(*events), now=at)
+    read = exposed(observed(*events), now=at)
     return {name.split('"')[1]: s for name, s in read.items() if name.startswith("aelastic_time_seconds") and s}
 
 
@@ -328,7 +328,7 @@ def test_what_the_time_goes_on_is_the_whole_run(events: Any, at: float, expected
 
 
 def test_what_was_exposed_never_shrinks() -> None:
-    metrics = told(BEGAN, spawning(), STARTED)
+    metrics = observed(BEGAN, spawning(), STARTED)
     assert exposed(metrics, now=8.0)['aelastic_time_seconds_total{spent="trained"}'] == 6
     metrics.tell(ev.Noticed(1, 0, 0, "hang", "no output for 4 s", is_stopped=False, silent_s=4.0), 8.0)
     read = exposed(metrics, now=9.0)
@@ -349,13 +349,13 @@ def test_what_was_exposed_never_shrinks() -> None:
 )  # fmt: skip
 def test_failures_are_counted_by_how_the_worker_failed(kind: str, events: list[Any]) -> None:
     *before, failure = events
-    read = exposed(told(BEGAN, *before, ev.WorkerEnded(1, 0, 0, "failed", failure)))
+    read = exposed(observed(BEGAN, *before, ev.WorkerEnded(1, 0, 0, "failed", failure)))
     counted = {name: value for name, value in read.items() if name.startswith("aelastic_failures_total") and value}
     assert counted == {f'aelastic_failures_total{{kind="{kind}"}}': 1}
 
 
 def test_a_reader_of_openmetrics_gets_the_same_numbers() -> None:
-    metrics = told(BEGAN, ROUND, spawning(), STARTED)
+    metrics = observed(BEGAN, ROUND, spawning(), STARTED)
     asked: dict[str, Any] = {"agent": (1.5, 2048), "workers": {}, "now": 9.0}
     plain, is_open = metrics.expose(**asked), metrics.expose(**asked, is_open=True)
     assert is_open.endswith("\n# EOF\n")

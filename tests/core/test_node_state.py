@@ -82,8 +82,8 @@ DECISIONS: list[tuple[Any, m.LeaderMessage]] = [
 
 
 def test_each_field_of_a_plan_that_a_supervisor_is_told_of_has_an_example_here() -> None:
-    told = {name for _, decision in DECISIONS for name, value in plan(decision).__dict__.items() if value}
-    assert told | {"answers", "log"} == set(m.Plan.__match_args__)
+    known = {name for _, decision in DECISIONS for name, value in plan(decision).__dict__.items() if value}
+    assert known | {"answers", "log"} == set(m.Plan.__match_args__)
 
 
 @pytest.mark.parametrize("make, decision", DECISIONS, ids=lambda each: type(each).__name__)

@@ -14,17 +14,17 @@ from aelastic.training.notice import callbacks
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Records what happens; a save is due at the third step."""
-    told: list[str] = []
+    calls: list[str] = []
 
     def due() -> bool:
-        told.append("asks")
-        return told.count("asks") == 3
+        calls.append("asks")
+        return calls.count("asks") == 3
 
     monkeypatch.setattr(callbacks, "due", due)
-    monkeypatch.setattr(callbacks, "saved", lambda: told.append("has saved"))
-    return told
+    monkeypatch.setattr(callbacks, "saved", lambda: calls.append("has saved"))
+    return calls
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, base: str) -> None:
@@ -33,35 +33,37 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, base: str) -> None:
     monkeypatch.setitem(sys.modules, name, module)
 
 
-def test_hugging_faces_trainer_saves_once_and_says_so_then(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> None:
+def test_hugging_faces_trainer_saves_once_and_says_so_then(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:
     stand_in(monkeypatch, "transformers", "TrainerCallback")
     callback, control = notice.trainer_callback(), SimpleNamespace(should_save=False)
     for _ in range(4):
         control.should_save = False
         assert callback.on_step_end(None, None, control) is control
         if control.should_save:
-            told.append("saves")
+            calls.append("saves")
             assert callback.on_save(None, None, control) is control
-    assert told == ["asks", "asks", "asks", "saves", "has saved", "asks"]
+    assert calls == ["asks", "asks", "asks", "saves", "has saved", "asks"]
 
 
-def test_a_save_of_the_trainers_own_is_left_alone(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> None:
+def test_a_save_of_the_trainers_own_is_left_alone(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:
     stand_in(monkeypatch, "transformers", "TrainerCallback")
     callback, control = notice.trainer_callback(), SimpleNamespace(should_save=True)
     callback.on_step_end(None, None, control)
     callback.on_save(None, None, control)
-    assert control.should_save and told == ["asks"]
+    assert control.should_save and calls == ["asks"]
 
 
 @pytest.mark.parametrize("name", ["lightning.pytorch", "pytorch_lightning"])
-def test_lightning_saves_under_either_of_its_names(monkeypatch: pytest.MonkeyPatch, told: list[str], name: str) -> None:
+def test_lightning_saves_under_either_of_its_names(
+    monkeypatch: pytest.MonkeyPatch, calls: list[str], name: str
+) -> None:
     for other in ("lightning", "lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, other, None)  # not installed
     if name == "lightning.pytorch":
         monkeypatch.setitem(sys.modules, "lightning", types.ModuleType("lightning"))
     stand_in(monkeypatch, name, "Callback")
-    save: Callable[[str], None] = lambda path: told.append(f"saves {path}")  # noqa: E731
+    save: Callable[[str], None] = lambda path: calls.append(f"saves {path}")  # noqa: E731
     callback, trainer = notice.lightning_callback("x.ckpt"), SimpleNamespace(save_checkpoint=save)
     for batch in range(4):
         callback.on_train_batch_end(trainer, None, None, batch, batch)
-    assert told == ["asks", "asks", "asks", "saves x.ckpt", "has saved", "asks"]
+    assert calls == ["asks", "asks", "asks", "saves x.ckpt", "has saved", "asks"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from kit.arguments import complaint
 
-from aelastic.agent.requests.notice_sources import said_by
+from aelastic.agent.requests.notice_sources import notice_of
 from aelastic.agent.resources import DrainRequest
 
 
 @pytest.mark.parametrize(
-    "line, said",
+    "line, asked",
     [
         ("drain 110 spot", DrainRequest(110.0, "spot")),
         ("drain 30", DrainRequest(30.0)),
@@ -24,8 +24,8 @@ from aelastic.agent.resources import DrainRequest
         ("drain 99999999", None),
     ],
 )
-def test_what_a_line_says(line: str, said: DrainRequest | None) -> None:
-    assert said_by(line) == said
+def test_what_a_line_says(line: str, asked: DrainRequest | None) -> None:
+    assert notice_of(line) == asked
 
 
 BAD = {
@@ -44,5 +44,5 @@ BAD = {
 
 @pytest.mark.parametrize("options", BAD, ids=" ".join)
 def test_what_cannot_be_is_refused(options: tuple[str, str]) -> None:
-    said = complaint(*options, "train.py")
-    assert said.startswith(" ".join(options)) and BAD[options] in said
+    text = complaint(*options, "train.py")
+    assert text.startswith(" ".join(options)) and BAD[options] in text

@@ -38,7 +38,7 @@ def add(queue: PendingReports, event: Event, now: float = 0.0) -> None:
     queue.validate()
 
 
-def heard(queue: PendingReports, now: float = 0.0) -> list[Event]:
+def taken(queue: PendingReports, now: float = 0.0) -> list[Event]:
     found = []
     while (event := queue.pop(now)) is not None:
         queue.validate()
@@ -49,7 +49,7 @@ def heard(queue: PendingReports, now: float = 0.0) -> list[Event]:
 
 def test_of_a_node_the_newest_status_is_heard_at_the_place_of_the_first() -> None:
     queue = pending(reported("a", BUSY), reported("b"), reported("a", FAILED))
-    assert heard(queue) == [reported("a", FAILED), reported("b")]
+    assert taken(queue) == [reported("a", FAILED), reported("b")]
 
 
 def test_what_a_node_said_before_it_reconnected_is_not_heard() -> None:
@@ -57,36 +57,36 @@ def test_what_a_node_said_before_it_reconnected_is_not_heard() -> None:
     events = connected("a", BUSY), reported("a", FAILED), FETCH, left, Broken("a"), connected("a"), reported("b")
     queue = pending(*events)
     assert queue.first_reports.keys() == {"a"}
-    assert heard(queue) == [connected("a"), reported("b")]
+    assert taken(queue) == [connected("a"), reported("b")]
 
 
 def test_what_a_node_forgets_as_it_is_welcomed_is_heard_of_its_first_status() -> None:
     alone = BUSY.replace(alone_s=0.5, has_spares=True)
     queue = pending(connected("a", alone))
     add(queue, reported("a", FAILED), 2.0)
-    (event,) = heard(queue, 2.0)
+    (event,) = taken(queue, 2.0)
     assert isinstance(event, Reported)
     assert event.status.past == FAILED.replace(alone_s=2.5, has_spares=True)
     queue = pending(connected("a", alone), reported("a", BUSY.replace(round=6)))
-    assert heard(queue) == [connected("a", BUSY.replace(round=6))], "that was another round"
+    assert taken(queue) == [connected("a", BUSY.replace(round=6))], "that was another round"
 
 
 def test_that_a_node_was_lost_is_not_heard_once_it_is_back() -> None:
     queue = pending(Broken("a"), Lost("a", "silent for 5 s"), Broken("b"), connected("a"))
-    assert heard(queue) == [Broken("b"), connected("a")]
+    assert taken(queue) == [Broken("b"), connected("a")]
 
 
 def test_what_becomes_of_a_node_after_its_last_status_is_heard_after_it() -> None:
     queue = pending(connected("a"), reported("a", FAILED), Broken("a"), Lost("a", "connection closed"))
     first = connected("a", FAILED)
     assert queue.first_reports == {"a": first}
-    assert heard(queue) == [first, Broken("a"), Lost("a", "connection closed")]
+    assert taken(queue) == [first, Broken("a"), Lost("a", "connection closed")]
 
 
 def test_the_newest_status_of_a_new_connection_keeps_what_the_first_brought() -> None:
     queue = pending(connected("a", BUSY, silent_s=3.0), reported("a", FAILED))
     assert queue.first_reports == {"a": connected("a", FAILED, silent_s=3.0)}
-    assert heard(queue) == [connected("a", FAILED, silent_s=3.0)]
+    assert taken(queue) == [connected("a", FAILED, silent_s=3.0)]
 
 
 def test_a_failure_that_was_told_before_the_connection_broke_is_as_old_as_was_told_then() -> None:
@@ -97,7 +97,7 @@ def test_a_failure_that_was_told_before_the_connection_broke_is_as_old_as_was_to
         add(queue, reported("a", before.replace(failure_age_s=2.0)), 100.0)
         add(queue, Broken("a"), 101.0)
         add(queue, connected("a", FAILED), 105.0)
-        assert heard(queue, 105.0) == [connected("a", FAILED, failed_s=failed_s)]
+        assert taken(queue, 105.0) == [connected("a", FAILED, failed_s=failed_s)]
 
 
 def test_a_failure_that_was_told_is_as_old_as_it_was_however_often_its_node_reconnects() -> None:
@@ -106,7 +106,7 @@ def test_a_failure_that_was_told_is_as_old_as_it_was_however_often_its_node_reco
     for now in (105.0, 106.0):
         add(queue, connected("a", FAILED.replace(failure_age_s=50.0)), now)
     add(queue, reported("a", FAILED.replace(phase=m.NodePhase.READY)), 108.0)
-    (event,) = heard(queue, 110.0)
+    (event,) = taken(queue, 110.0)
     assert isinstance(event, Reported) and event.failed_s is not None
     assert 110.0 - event.age_s - event.failed_s == 98.0
 
@@ -119,7 +119,7 @@ def test_a_node_that_reports_again_before_it_is_heard_was_back_and_silent_since_
     queue = PendingReports()
     add(queue, connected("a", BUSY, silent_s=3.0), 100.0)
     add(queue, reported("a", FAILED), 160.0)
-    (event,) = heard(queue, 170.0)
+    (event,) = taken(queue, 170.0)
     assert isinstance(event, Reported)
     back_at = 170.0 - event.age_s - event.back_s
     assert (back_at, back_at - event.silent_s) == (100.0, 97.0)
@@ -127,10 +127,10 @@ def test_a_node_that_reports_again_before_it_is_heard_was_back_and_silent_since_
 
 def test_a_connection_whose_first_status_is_heard_is_new_no_longer() -> None:
     queue = pending(connected("a", BUSY))
-    assert heard(queue) == [connected("a", BUSY)]
+    assert taken(queue) == [connected("a", BUSY)]
     add(queue, reported("a", FAILED))
     assert not queue.first_reports
-    assert heard(queue) == [reported("a", FAILED)]
+    assert taken(queue) == [reported("a", FAILED)]
 
 
 def test_a_status_is_as_old_as_the_last_that_replaced_it_and_all_else_as_when_it_came() -> None:
@@ -140,7 +140,7 @@ def test_a_status_is_as_old_as_the_last_that_replaced_it_and_all_else_as_when_it
     add(queue, Lost("c", "silent for 5 s"), 102.0)
     add(queue, FETCH, 103.0)
     add(queue, reported("a", FAILED), 104.0)
-    assert heard(queue, 110.0) == [
+    assert taken(queue, 110.0) == [
         reported("a", FAILED).replace(age_s=6.0), Broken("b", 10.0), Lost("c", "silent for 5 s", 8.0), FETCH,
     ]  # fmt: skip
 
@@ -148,7 +148,7 @@ def test_a_status_is_as_old_as_the_last_that_replaced_it_and_all_else_as_when_it
 def test_requests_for_information_are_all_heard_in_their_order() -> None:
     shown = r.Fetched("a", "a", "a-1", "", "text")
     queue = pending(reported("a", BUSY), FETCH, shown, FETCH.replace(ask_id="a-2"), reported("a", FAILED))
-    assert heard(queue) == [reported("a", FAILED), FETCH, shown, FETCH.replace(ask_id="a-2")]
+    assert taken(queue) == [reported("a", FAILED), FETCH, shown, FETCH.replace(ask_id="a-2")]
 
 
 def test_however_often_a_node_reconnects_little_waits_while_nothing_is_committed() -> None:
@@ -157,4 +157,4 @@ def test_however_often_a_node_reconnects_little_waits_while_nothing_is_committed
         for event in (connected("a"), reported("a", BUSY), Broken("a")):
             add(queue, event)
         assert queue.first_reports.keys() == {"a"}
-    assert heard(queue) == [reported("b"), connected("a", BUSY), Broken("a")]
+    assert taken(queue) == [reported("b"), connected("a", BUSY), Broken("a")]

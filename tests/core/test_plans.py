@@ -131,18 +131,18 @@ def test_how_long_an_interruption_and_a_cordon_take_is_said_as_of_now() -> None:
     of = plans()
     of.change("a", NOTICE, 100.0)
     of.change("a", CORDON, 110.0)
-    said = of.of("a", 120.0)
-    assert said.notice is not None and said.cordoned is not None
-    assert (said.notice.kill_s, said.cordoned.again_s) == (40.0, 3590.0)
-    said = of.of("a", 10_000.0)
-    assert said.notice is not None and said.cordoned is not None
-    assert (said.notice.kill_s, said.cordoned.again_s) == (0.0, 0.0), "the time is over"
+    plan = of.of("a", 120.0)
+    assert plan.notice is not None and plan.cordoned is not None
+    assert (plan.notice.kill_s, plan.cordoned.again_s) == (40.0, 3590.0)
+    plan = of.of("a", 10_000.0)
+    assert plan.notice is not None and plan.cordoned is not None
+    assert (plan.notice.kill_s, plan.cordoned.again_s) == (0.0, 0.0), "the time is over"
     of.change("a", m.Waiting("x"), 130.0)
-    said = of.of("a", 130.0)
-    assert said.notice is not None and said.notice.kill_s == 30.0, "another decision does not extend it"
+    plan = of.of("a", 130.0)
+    assert plan.notice is not None and plan.notice.kill_s == 30.0, "another decision does not extend it"
     of.change("a", NOTICE.replace(stage=r.Stage.SAVE, kill_s=20.0), 140.0)
-    said = of.of("a", 150.0)
-    assert said.notice is not None and said.notice.kill_s == 10.0
+    plan = of.of("a", 150.0)
+    assert plan.notice is not None and plan.notice.kill_s == 10.0
 
 
 def test_an_answer_stays_until_the_node_shows_that_it_has_read_it() -> None:

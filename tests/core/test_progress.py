@@ -147,18 +147,18 @@ def test_the_median_step_is_known_from_the_second_on_and_forgets_pauses() -> Non
 
 
 @pytest.mark.parametrize(
-    "event, said",
+    "event, expected",
     [
         (AT, "step 250 of 1000, 25%, 2.5/s, 5 min 0 s left"),
         (AT.replace(steps_per_s=None, remaining_s=None), "step 250 of 1000, 25%"),
         (AT.replace(total=None, remaining_s=None), "step 250, 2.5/s"),
     ],
 )
-def test_the_status_line_says_how_far_it_is_until_workers_start_again(event: ev.Progressed, said: str) -> None:
+def test_the_status_line_says_how_far_it_is_until_workers_start_again(event: ev.Progressed, expected: str) -> None:
     state = RunState()
     text = StatusText(state)
     state.tell(event, 1.0)
-    assert text.line(1.0, 200) == f"aelastic | starting | {said}"
+    assert text.line(1.0, 200) == f"aelastic | starting | {expected}"
     state.tell(ev.RoundFormed(1, 1, 0, 0, 1, 0, 1, 1), 2.0)
     assert "step" not in text.line(2.0, 200)
 
@@ -211,7 +211,7 @@ URL, CA, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT
 
 
 @pytest.mark.parametrize(
-    "env, said",
+    "env, expected",
     [
         ({URL: "https://a/b", CA: "/ca"}, f"{URL} is set, but {TOKEN} is not"),
         ({URL: "https://a/b", TOKEN: "/t", CA: ""}, f"{URL} is set, but {CA} is not"),
@@ -219,10 +219,10 @@ URL, CA, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT
     ],
 )
 def test_a_status_server_that_cannot_be_used_is_told_of(
-    caplog: pytest.LogCaptureFixture, env: dict[str, str], said: str
+    caplog: pytest.LogCaptureFixture, env: dict[str, str], expected: str
 ) -> None:
     assert status_server(env) is None
-    assert said in caplog.text
+    assert expected in caplog.text
 
 
 def test_without_a_status_server_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -245,17 +245,17 @@ def test_an_option_a_variable_a_field_and_a_config_ask_for_it(tmp_path: Any) -> 
 
 
 @pytest.mark.parametrize(
-    "pattern, said",
+    "pattern, expected",
     [
         ("", "the pattern is empty"),
         ("step", "the pattern 'step' has no group: put the step's digits in ( )"),
         ("(", "the pattern '(' is not a regular expression"),
     ],
 )
-def test_a_pattern_without_a_step_is_refused(tmp_path: Any, pattern: str, said: str) -> None:
+def test_a_pattern_without_a_step_is_refused(tmp_path: Any, pattern: str, expected: str) -> None:
     script = tmp_path / "train.py"
     script.touch()
-    told = complaint(f"--progress={pattern}", str(script))
-    assert said in told and "\n" not in told
-    with pytest.raises(InputError, match=re.escape(said)):
+    text = complaint(f"--progress={pattern}", str(script))
+    assert expected in text and "\n" not in text
+    with pytest.raises(InputError, match=re.escape(expected)):
         WorkerSpec(entrypoint="true", progress=pattern)

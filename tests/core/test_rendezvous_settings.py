@@ -87,7 +87,7 @@ PRODUCT = "settings keep_alive_interval times keep_alive_max_attempt are"
 
 
 @pytest.mark.parametrize(
-    "given, told",
+    "given, expected",
     [
         *(
             ({"min_nodes": fewest, "max_nodes": most}, f"nodes are {fewest}:{most}: use MIN:MAX, at least 1 and ")
@@ -130,10 +130,10 @@ PRODUCT = "settings keep_alive_interval times keep_alive_max_attempt are"
         ),
     ],
 )
-def test_what_cannot_work_is_refused_with_what_would(given: dict[str, Any], told: str) -> None:
+def test_what_cannot_work_is_refused_with_what_would(given: dict[str, Any], expected: str) -> None:
     with pytest.raises(InputError) as caught:
         c10d(**given)
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(expected)
 
 
 def test_a_node_rank_beyond_the_number_of_nodes_is_a_name() -> None:

@@ -84,20 +84,20 @@ def test_its_time_begins_anew_when_it_has_written() -> None:
 
 def test_a_worker_that_only_computes_is_given_five_seconds() -> None:
     story = Story()
-    told: list[Any] = []
-    while not told:
+    actions: list[Any] = []
+    while not actions:
         story.compute()
-        told = story.look()
+        actions = story.look()
     assert story.now - 100.0 == pytest.approx(FIRST_LOOK_S + COMPUTE_S)
-    assert told == [GiveUp("rank 4 used the CPU but wrote nothing for 5 s after SIGTERM")]
+    assert actions == [GiveUp("rank 4 used the CPU but wrote nothing for 5 s after SIGTERM")]
 
 
 def test_a_thread_that_wakes_up_now_and_then_does_not_compute() -> None:
     story = Story()
-    told: list[Any] = []
-    while not told:
+    actions: list[Any] = []
+    while not actions:
         story.compute(cpu_s=0.005)
-        told = story.look()
+        actions = story.look()
     assert story.now - 100.0 == pytest.approx(FIRST_LOOK_S + IDLE_S)
 
 
@@ -114,14 +114,14 @@ def test_the_five_seconds_of_a_worker_that_computes_are_those_in_which_it_has_a_
     story = Story()
     story.samples[0] = story.samples[0].replace(waits_for_cpu=True)
     story.look()
-    told: list[Any] = []
-    while not told:
+    actions: list[Any] = []
+    while not actions:
         story.compute(cpu_s=share * INTERVAL_S)
-        told = story.look()
+        actions = story.look()
     assert story.now - 100.0 == pytest.approx(FIRST_LOOK_S + COMPUTE_S / share, abs=INTERVAL_S)
     starved = {1.0: None, 0.5: 5, 0.1: 45}[share]
     besides = f", not counting {starved} s waiting for a CPU" if starved else " after SIGTERM"
-    assert f" used the CPU but wrote nothing for 5 s{besides}" in told[0].reason
+    assert f" used the CPU but wrote nothing for 5 s{besides}" in actions[0].reason
 
 
 def test_a_worker_that_pauses_and_then_waits_for_a_cpu_is_not_idle() -> None:
@@ -147,10 +147,10 @@ def test_a_worker_that_has_written_gets_its_time_of_computing_anew_however_long_
     story.write()
     story.samples[0] = story.samples[0].replace(waits_for_cpu=False)
     story.look()
-    written_at, told = story.now, list[Any]()
-    while not told:
+    written_at, actions = story.now, list[Any]()
+    while not actions:
         story.compute()
-        told = story.look()
+        actions = story.look()
     assert story.now - written_at == pytest.approx(COMPUTE_S)
 
 
@@ -165,11 +165,11 @@ def test_a_worker_that_does_nothing_may_wait_for_one_that_writes() -> None:
 
 def test_a_reason_names_each_worker_with_what_it_did() -> None:
     story = Story(12)
-    told: list[Any] = []
-    while not told:
+    actions: list[Any] = []
+    while not actions:
         story.compute(2)
-        told = story.look()
-    assert told[0].reason == (
+        actions = story.look()
+    assert actions[0].reason == (
         "ranks 4, 5, 7, 8, 9, 10, 11, 12 and 3 more neither wrote nor used the CPU for 2 s; "
         "rank 6 used the CPU but wrote nothing for 5 s after SIGTERM"
     )

@@ -181,11 +181,11 @@ def test_what_ended_a_worker_can_be_proof_if_the_world_has_no_part_in_it(failure
 
 
 def test_a_complaint_about_options_is_the_cause() -> None:
-    said = "usage: train.py [-h]\n                [--lr LR]\ntrain.py: error: unrecognized arguments: --rl\n"
-    failure = ProcessFailure(0, 1, 2, "", stderr_tail=said)
+    stderr = "usage: train.py [-h]\n                [--lr LR]\ntrain.py: error: unrecognized arguments: --rl\n"
+    failure = ProcessFailure(0, 1, 2, "", stderr_tail=stderr)
     assert failure.message == "usage error: train.py: error: unrecognized arguments: --rl"
     assert decide(RestartPolicy(3), failure, failure).is_final
-    assert ProcessFailure(0, 1, 3, "", stderr_tail=said).message == "exited with code 3"
+    assert ProcessFailure(0, 1, 3, "", stderr_tail=stderr).message == "exited with code 3"
 
 
 def died(code: str) -> ProcessFailure:

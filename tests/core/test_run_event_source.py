@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from kit.effort import examples
 from kit.stories.files import stories_in
-from kit.stories.group_events import FOLDER, Told
+from kit.stories.group_events import FOLDER, Playing
 
 from aelastic.agent.run_event_source import introduction
 from aelastic.base.machine import InvalidTransition
@@ -18,13 +18,13 @@ from aelastic.spec import WorkerSpec
 
 def test_the_story_of_each_phase_has_them_all_and_they_add_up_to_the_run() -> None:
     story = stories_in(FOLDER)[0]
-    run = Told(story.rules)
+    run = Playing(story.rules)
     list(run.lines(story))
-    assert {took.name for took in run.told if isinstance(took, ev.PhaseTook)} == set(ev.PHASES)
+    assert {took.name for took in run.run_events if isinstance(took, ev.PhaseTook)} == set(ev.PHASES)
     assert sum(run.durations.values()) == run.done_at - run.began_at == run.now - 100
 
 
-def some_line(random: Random, story: Told) -> str:
+def some_line(random: Random, story: Playing) -> str:
     """A current or an earlier event; many are impossible in this phase."""
     if random.random() < 0.02:
         return random.choice(("verdict succeeded", "verdict failed", "stop"))
@@ -41,18 +41,18 @@ def some_line(random: Random, story: Told) -> str:
 
 @pytest.mark.parametrize("seed", range(examples(240)))
 def test_whatever_happens_the_story_makes_sense(seed: int) -> None:
-    random, story = Random(seed), Told("init")
+    random, story = Random(seed), Playing("init")
     while not story.core.is_done:
         line = some_line(random, story)
         if "clears" in line and int(line[0]) in story.core.exits.alive:
             continue  # follows its `Exited`
         story.now += random.randrange(3)
         with suppress(InvalidTransition):  # then nothing has changed
-            story.tell(line)
-    restarts = [told for told in story.told if isinstance(told, ev.Restarting)]
-    rounds = [told for told in story.told if isinstance(told, ev.RoundFormed)]
-    changes = [told for told in story.told if isinstance(told, ev.Changed)]
-    ended = [(each.generation, each.local_rank) for each in story.told if isinstance(each, ev.WorkerEnded)]
+            story.handle(line)
+    restarts = [event for event in story.run_events if isinstance(event, ev.Restarting)]
+    rounds = [event for event in story.run_events if isinstance(event, ev.RoundFormed)]
+    changes = [event for event in story.run_events if isinstance(event, ev.Changed)]
+    ended = [(each.generation, each.local_rank) for each in story.run_events if isinstance(each, ev.WorkerEnded)]
     assert len(ended) == len(set(ended))
     assert len(restarts) <= len(rounds) <= len(restarts) + 1
     assert [after.before for after in changes[1:]] == [before.phase for before in changes[:-1]]

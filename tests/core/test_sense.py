@@ -233,21 +233,23 @@ def test_texts_that_people_read_move_no_cursor_and_begin_no_line(text: str) -> N
 def test_a_leader_that_contradicts_this_agent_is_not_followed_and_leaves_nothing_behind(message: Any) -> None:
     story = busy()
     before = story.core.state.past, story.core.term, story.node.term, story.node.committed
-    disconnect, told = story.hear(message)
-    assert disconnect == ev.Disconnect() and isinstance(told, ev.Deliver) and isinstance(told.message, m.Waiting)
+    disconnect, waiting = story.receive(message)
+    assert disconnect == ev.Disconnect() and isinstance(waiting, ev.Deliver) and isinstance(waiting.message, m.Waiting)
     field = type(message).__name__  # for a plan, the part that is wrong
-    assert told.message.text.startswith("ignoring the leader at 10.0.0.1:4004, which sent an invalid message: " + field)
+    assert waiting.message.text.startswith(
+        "ignoring the leader at 10.0.0.1:4004, which sent an invalid message: " + field
+    )
     assert (story.core.state.past, story.core.term, story.node.term, story.node.committed) == before
 
 
 def follow_and_distrust(story: Story) -> float:
     """The leader welcomes this node and sends garbage; returns for how long the node then leaves it alone."""
-    story.tell(ev.ConnectionLost(story.core.conn, "Plan.term is -1", is_garbage=True))
+    story.handle(ev.ConnectionLost(story.core.conn, "Plan.term is -1", is_garbage=True))
     began = story.now
     while ev.ReadCell() not in story.pass_deadline():
         pass
-    story.tell(ev.CellAnswered(stored_cell(renewals=int(story.now))), ev.Connected(story.core.conn + 1))
-    story.hear(m.Plan(TERM, LEASE_S))
+    story.handle(ev.CellAnswered(stored_cell(renewals=int(story.now))), ev.Connected(story.core.conn + 1))
+    story.receive(m.Plan(TERM, LEASE_S))
     assert story.core.phase is Phase.FOLLOWING
     return story.now - began
 
@@ -259,7 +261,7 @@ def test_a_leader_that_sends_garbage_is_asked_later_each_time() -> None:
     assert pauses[-1] == pauses[-2] == pytest.approx(BACK_OFF_MAX_S)
     story.wait(LEASE_S / 2)
     for _ in range(int(TRUST_AGAIN_S / LEASE_S) * 4):  # it now behaves well
-        story.hear(m.Heartbeat())
+        story.receive(m.Heartbeat())
         story.wait(LEASE_S / 4)
     assert follow_and_distrust(story) == pytest.approx(pauses[0])
 
@@ -287,6 +289,6 @@ def test_a_term_that_no_log_has_counted_to_is_refused() -> None:
     leader.handle(Opened(1, "10.0.0.2", "10.0.0.1"), 100.0)
     far = 10**15  # a wall clock shows it in 33,658
     greeting = hello(log=KNOWS.replace(term=far, committed=None)).replace(token=leader.at.token)
-    told = [each.message for each in leader.handle(Received(1, greeting), 100.0) if hasattr(each, "message")]
+    answers = [each.message for each in leader.handle(Received(1, greeting), 100.0) if hasattr(each, "message")]
     assert leader.term < far
-    assert [type(each) for each in told] == [m.Refused]
+    assert [type(each) for each in answers] == [m.Refused]

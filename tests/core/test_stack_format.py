@@ -23,7 +23,7 @@ from aelastic.diagnose.stacks.format import (
 from aelastic.errors import ChildFailedError, ProcessFailure
 
 
-def told_by_py_spy(*threads: dict[str, Any]) -> str:
+def dump_of_py_spy(*threads: dict[str, Any]) -> str:
     usual = {"pid": 7, "active": False, "owns_gil": False, "os_thread_id": 8, "thread_id": 99, "frames": []}
     return json.dumps([{**usual, **thread} for thread in threads])
 
@@ -33,7 +33,7 @@ def frame(name: str, line: int, file: str = "/job/train.py") -> dict[str, Any]:
 
 
 def test_py_spys_main_thread_comes_first_innermost_frame_first() -> None:
-    text = told_by_py_spy(
+    text = dump_of_py_spy(
         {"thread_name": "loader", "frames": [frame("get", 3)]},
         {
             "os_thread_id": 7,

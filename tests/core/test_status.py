@@ -38,7 +38,7 @@ def failure(rank: int, traceback: str = "Traceback\nit fell", timestamp: int = 0
     return ProcessFailure.from_elsewhere("host-1", rank, rank - 2, 10, 7, f"rank {rank} fell", traceback, timestamp)
 
 
-def told(*events: Any) -> RunState:
+def state_after(*events: Any) -> RunState:
     """The state of a run after these events, one second apart, from 0 on."""
     status = RunState()
     for now, event in enumerate(events):
@@ -52,41 +52,41 @@ def described(status: RunState, now: float, **usage: tuple[float, int]) -> Any:
 
 
 def test_workers_that_do_not_run_on_are_told_beside_those_that_run() -> None:
-    status = told(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING)
-    said = json.loads(json.dumps(describe(status, 9.0, NOON, {}, {1: "stopped"})))
-    assert [worker["kernel"] for worker in said["workers"]] == [None, "stopped"]
+    status = state_after(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING)
+    shown = json.loads(json.dumps(describe(status, 9.0, NOON, {}, {1: "stopped"})))
+    assert [worker["kernel"] for worker in shown["workers"]] == [None, "stopped"]
     words = "2 of 2 workers run; rank 3 is stopped by a signal (SIGCONT continues it)"
-    assert (said["ready"], said["readiness"]) == (True, words)
+    assert (shown["ready"], shown["readiness"]) == (True, words)
     assert readiness(status) == (True, "2 of 2 workers run")
     both = readiness(status, {0: "zombie", 1: "zombie"})[1]
     assert both.endswith("; ranks 2, 3 are in zombie state: the main thread has ended")
 
 
 def test_before_anything_happens_it_says_so() -> None:
-    said = described(RunState(), 0.0)
-    assert (said["phase"], said["state"], said["ready"], said["run"], said["round"]) == (
+    shown = described(RunState(), 0.0)
+    assert (shown["phase"], shown["state"], shown["ready"], shown["run"], shown["round"]) == (
         "init",
         "INIT",
         False,
         None,
         None,
     )
-    assert said["workers"] == said["phases"] == []
+    assert shown["workers"] == shown["phases"] == []
 
 
 def test_while_nodes_are_missing_it_says_which_and_is_not_ready() -> None:
-    status = told(BEGAN, JOINING, ev.Waited("1 of 2 nodes are here: host-1"))
+    status = state_after(BEGAN, JOINING, ev.Waited("1 of 2 nodes are here: host-1"))
     assert readiness(status) == (False, "waiting for a round to be complete: 1 of 2 nodes are here: host-1")
-    said = described(status, 60.0)
-    assert (said["phase"], said["waiting"]) == ("joining", "1 of 2 nodes are here: host-1")
-    assert said["now"] == {"phase": "rendezvous", "began": "2026-11-21T11:59:01.000+00:00"}
-    assert said["run"]["run_id"] == "job-7" and said["run"]["began"] == "2026-11-21T11:59:00.000+00:00"
+    shown = described(status, 60.0)
+    assert (shown["phase"], shown["waiting"]) == ("joining", "1 of 2 nodes are here: host-1")
+    assert shown["now"] == {"phase": "rendezvous", "began": "2026-11-21T11:59:01.000+00:00"}
+    assert shown["run"]["run_id"] == "job-7" and shown["run"]["began"] == "2026-11-21T11:59:00.000+00:00"
 
 
 def test_of_several_endpoints_it_says_which_answer_and_since_when() -> None:
-    assert described(told(BEGAN), 1.0)["endpoints"] is None
+    assert described(state_after(BEGAN), 1.0)["endpoints"] is None
     changes = [("n1:1", "connection refused"), ("n0:1", ""), ("n1:1", ""), ("n0:1", "came back empty")]
-    status = told(BEGAN, *(ev.EndpointChanged(*each) for each in changes))
+    status = state_after(BEGAN, *(ev.EndpointChanged(*each) for each in changes))
     assert described(status, 60.0)["endpoints"] == [
         {"endpoint": "n0:1", "answers": False, "trouble": "came back empty", "since": "2026-11-21T11:59:04.000+00:00"},
         {"endpoint": "n1:1", "answers": True, "trouble": None, "since": "2026-11-21T11:59:03.000+00:00"},
@@ -94,28 +94,28 @@ def test_of_several_endpoints_it_says_which_answer_and_since_when() -> None:
 
 
 def test_workers_that_are_being_started_are_not_ready() -> None:
-    status = told(BEGAN, JOINING, ev.Waited("…"), formed(), ev.PhaseTook("rendezvous", 2.0), SPAWNING)
+    status = state_after(BEGAN, JOINING, ev.Waited("…"), formed(), ev.PhaseTook("rendezvous", 2.0), SPAWNING)
     assert readiness(status) == (False, "workers are being started")
-    said = described(status, 5.0)
-    assert said["now"]["phase"] == "spawn" and said["waiting"] is None
-    assert [(w["rank"], w["state"], w["pid"], w["started"]) for w in said["workers"]] == [
+    shown = described(status, 5.0)
+    assert shown["now"]["phase"] == "spawn" and shown["waiting"] is None
+    assert [(w["rank"], w["state"], w["pid"], w["started"]) for w in shown["workers"]] == [
         (2, "starting", None, None),
         (3, "starting", None, None),
     ]
 
 
 def test_the_memory_of_the_fork_server_is_that_of_the_last_look() -> None:
-    assert described(told(BEGAN), 1.0)["fork_server"] is None
-    status = told(BEGAN, ev.ForkServerMeasured(8, 1 << 28), ev.ForkServerMeasured(0, 1 << 27))
+    assert described(state_after(BEGAN), 1.0)["fork_server"] is None
+    status = state_after(BEGAN, ev.ForkServerMeasured(8, 1 << 28), ev.ForkServerMeasured(0, 1 << 27))
     assert described(status, 3.0)["fork_server"] == {"parked": 0, "pss_bytes": 1 << 27}
 
 
 def test_workers_that_run_are_ready_with_pid_cpu_and_memory() -> None:
-    status = told(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING)
+    status = state_after(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING)
     assert readiness(status) == (True, "2 of 2 workers run")
     assert status.running == {0: 10, 1: 11}
-    said = described(status, 10.0, _0=(1.5, 4096))
-    assert said["workers"][0] == {
+    shown = described(status, 10.0, _0=(1.5, 4096))
+    assert shown["workers"][0] == {
         "local_rank": 0,
         "rank": 2,
         "state": "running",
@@ -126,36 +126,36 @@ def test_workers_that_run_are_ready_with_pid_cpu_and_memory() -> None:
         "cpu_s": 1.5,
         "rss_bytes": 4096,
     }
-    assert said["workers"][1]["cpu_s"] is None
-    assert said["round"]["world_size"] == 4 and said["round"]["formed"] == "2026-11-21T11:59:52.000+00:00"
-    assert said["now"] == {"phase": "run", "began": "2026-11-21T11:59:55.000+00:00"}
+    assert shown["workers"][1]["cpu_s"] is None
+    assert shown["round"]["world_size"] == 4 and shown["round"]["formed"] == "2026-11-21T11:59:52.000+00:00"
+    assert shown["now"] == {"phase": "run", "began": "2026-11-21T11:59:55.000+00:00"}
 
 
 def test_one_that_has_succeeded_leaves_the_others_ready() -> None:
-    status = told(BEGAN, formed(), SPAWNING, started(), RUNNING, ev.WorkerEnded(1, 0, 2, "succeeded"))
+    status = state_after(BEGAN, formed(), SPAWNING, started(), RUNNING, ev.WorkerEnded(1, 0, 2, "succeeded"))
     assert readiness(status) == (True, "1 of 2 workers run")
     assert status.running == {1: 11}
 
 
 def test_a_worker_of_another_kind_has_a_name_and_no_pid() -> None:
-    status = told(BEGAN, formed(), RUNNING, ev.WorkersStarted(1, {0: "remote-0", 1: None}))
-    said = described(status, 9.0)
-    assert [(w["pid"], w["id"]) for w in said["workers"]] == [(None, "remote-0"), (None, None)]
+    status = state_after(BEGAN, formed(), RUNNING, ev.WorkersStarted(1, {0: "remote-0", 1: None}))
+    shown = described(status, 9.0)
+    assert [(w["pid"], w["id"]) for w in shown["workers"]] == [(None, "remote-0"), (None, None)]
 
 
 def test_in_the_exit_barrier_it_is_not_ready() -> None:
     ends = [ev.WorkerEnded(1, rank, 2 + rank, "succeeded") for rank in (0, 1)]
-    status = told(BEGAN, formed(), SPAWNING, started(), RUNNING, *ends, ev.PhaseTook("run", 2.0), BARRIER)
+    status = state_after(BEGAN, formed(), SPAWNING, started(), RUNNING, *ends, ev.PhaseTook("run", 2.0), BARRIER)
     is_ready, why = readiness(status)
     assert not is_ready and "those of other nodes run" in why
-    said = described(status, 9.0)
-    assert (said["phase"], said["state"], said["now"]["phase"]) == ("barrier", "SUCCEEDED", "barrier")
+    shown = described(status, 9.0)
+    assert (shown["phase"], shown["state"], shown["now"]["phase"]) == ("barrier", "SUCCEEDED", "barrier")
     assert not status.running
 
 
 def test_what_was_waited_for_is_over_with_its_phase() -> None:
     rejoins = ev.Changed(Phase.BARRIER, Phase.JOINING, WorkerState.STOPPED, "vm joins")
-    status = told(
+    status = state_after(
         BEGAN,
         formed(),
         SPAWNING,
@@ -170,7 +170,9 @@ def test_what_was_waited_for_is_over_with_its_phase() -> None:
 
 
 def test_what_is_announced_is_over_with_the_round() -> None:
-    status = told(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING, ev.Announced("saving", "node-2 is to leave"))
+    status = state_after(
+        BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING, ev.Announced("saving", "node-2 is to leave")
+    )
     assert described(status, 9.0)["announced"] == "node-2 is to leave"
     status.tell(ev.Restarting("membership", decided.left("node-2", "it was asked to stop"), 0), 10.0)
     assert described(status, 11.0)["announced"] is None
@@ -179,46 +181,46 @@ def test_what_is_announced_is_over_with_the_round() -> None:
 def test_the_last_failure_is_the_first_of_its_generation() -> None:
     story = [BEGAN, formed(), SPAWNING, started(), RUNNING]
     first = [ev.WorkerEnded(1, 1, 3, "failed", failure(3)), ev.WorkerEnded(1, 0, 2, "failed", failure(2))]
-    status = told(*story, *first)
+    status = state_after(*story, *first)
     assert described(status, 9.0)["last_failure"]["rank"] == 3
     status.tell(ev.WorkerEnded(2, 0, 2, "failed", failure(2, timestamp=7)), 20.0)
-    said = described(status, 21.0)["last_failure"]
-    assert (said["generation"], said["rank"], said["message"], said["exitcode"]) == (2, 2, "rank 2 fell", 7)
-    assert said["at"] == "1970-01-01T00:00:07.000+00:00"
+    shown = described(status, 21.0)["last_failure"]
+    assert (shown["generation"], shown["rank"], shown["message"], shown["exitcode"]) == (2, 2, "rank 2 fell", 7)
+    assert shown["at"] == "1970-01-01T00:00:07.000+00:00"
 
 
 @pytest.mark.parametrize("timestamp", [0, 10**30, -(10**30), 10**12])
 def test_a_time_of_no_era_is_told_as_none(timestamp: int) -> None:
-    status = told(BEGAN, formed(), ev.WorkerEnded(1, 0, 2, "failed", failure(2, timestamp=timestamp)))
+    status = state_after(BEGAN, formed(), ev.WorkerEnded(1, 0, 2, "failed", failure(2, timestamp=timestamp)))
     assert described(status, 9.0)["last_failure"]["at"] is None
 
 
 def test_of_a_long_traceback_the_end_is_told() -> None:
     long = "x" * (2 * TRACEBACK_CHARACTERS_MAX) + "the end"
-    status = told(BEGAN, formed(), ev.WorkerEnded(1, 0, 2, "failed", failure(2, long)))
+    status = state_after(BEGAN, formed(), ev.WorkerEnded(1, 0, 2, "failed", failure(2, long)))
     traceback = described(status, 9.0)["last_failure"]["traceback"]
     assert len(traceback) == TRACEBACK_CHARACTERS_MAX and traceback.endswith("the end")
 
 
 @pytest.mark.words
 def test_restarts_are_told_by_cause_with_the_last_ones_reason() -> None:
-    status = told(
+    status = state_after(
         BEGAN,
         formed(),
         ev.Restarting("failure", decided.restart(1, 3, decided.failed(3)), 1),
         formed(2),
         ev.Restarting("membership", decided.joined("host-2"), 1),
     )
-    said = described(status, 4.0)
-    assert said["restarts"] == {"failure": 1, "membership": 1}
-    assert said["last_restart"] == {
+    shown = described(status, 4.0)
+    assert shown["restarts"] == {"failure": 1, "membership": 1}
+    assert shown["last_restart"] == {
         "cause": "membership",
         "reason": "node host-2 joined",
         "decision": {"kind": "next_round", "cause": {"kind": "nodes_joined", "hosts": ["host-2"], "count": 1}},
         "in_place": False,
         "at": "2026-11-21T12:00:00.000+00:00",
     }
-    assert said["round"]["generation"] == 2
+    assert shown["round"]["generation"] == 2
 
 
 def lost_and_recovered(status: RunState) -> RunState:
@@ -238,24 +240,24 @@ RECOVERED = ev.Recovered(2, 1, workers_kept=1, workers_replaced=1, step=7, sourc
 
 
 def test_in_place_a_worker_that_keeps_its_process_has_been_running_since_its_start() -> None:
-    status = lost_and_recovered(told(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING))
-    said = described(status, 12.0)
-    assert [(each["pid"], each["started"][17:19]) for each in said["workers"]] == [(10, "52"), (12, "55")]
+    status = lost_and_recovered(state_after(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING))
+    shown = described(status, 12.0)
+    assert [(each["pid"], each["started"][17:19]) for each in shown["workers"]] == [(10, "52"), (12, "55")]
 
 
 def test_a_recovery_in_place_is_told_and_what_failed_before_it_still_is() -> None:
-    status = lost_and_recovered(told(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING))
-    said = described(status, 12.0)
-    assert said["recoveries"] == 1 and said["last_restart"]["in_place"] is True
-    assert (said["last_recovery"]["workers_kept"], said["last_recovery"]["step"]) == (1, 7)
-    assert said["last_recovery"]["at"] == "2026-11-21T11:59:56.000+00:00"
-    assert said["last_failure"]["rank"] == 3
+    status = lost_and_recovered(state_after(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING))
+    shown = described(status, 12.0)
+    assert shown["recoveries"] == 1 and shown["last_restart"]["in_place"] is True
+    assert (shown["last_recovery"]["workers_kept"], shown["last_recovery"]["step"]) == (1, 7)
+    assert shown["last_recovery"]["at"] == "2026-11-21T11:59:56.000+00:00"
+    assert shown["last_failure"]["rank"] == 3
     status.tell(ev.WorkerEnded(1, 0, 2, "failed", failure(2)), 13.0)  # in the next round, in the same generation
     assert described(status, 14.0)["last_failure"]["rank"] == 2
 
 
 def test_why_tells_a_round_that_continued_in_place_with_its_own_step_and_failure() -> None:
-    status = lost_and_recovered(told(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING))
+    status = lost_and_recovered(state_after(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING))
     (end,) = describe_ends(status.ends, 12.0, NOON)
     assert (end["round"], end["step"], end["failure"]["rank"], end["in_place"]) == (1, 7, 3, True)
     assert end["recovered"]["text"] == RECOVERED.text and end["again_s"] == 0.5
@@ -264,15 +266,15 @@ def test_why_tells_a_round_that_continued_in_place_with_its_own_step_and_failure
 
 
 def test_a_recovery_that_is_given_up_is_a_restart() -> None:
-    status = told(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING)
+    status = state_after(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING)
     status.tell(ev.Restarting("failure", decided.restart(1, 3, decided.failed(3)), 1, in_place=True), 6.5)
     status.tell(ev.NotRecovered(1, "no worker has survived"), 7.0)
-    said = described(status, 12.0)
-    assert said["last_restart"]["in_place"] is False and said["recoveries"] == 0 and said["last_recovery"] is None
+    shown = described(status, 12.0)
+    assert shown["last_restart"]["in_place"] is False and shown["recoveries"] == 0 and shown["last_recovery"] is None
 
 
 def test_phases_come_with_begin_and_end_and_no_more_than_so_many() -> None:
-    status = told(BEGAN, formed(), ev.PhaseTook("detect", 0.25, 1), *[ev.PhaseTook("stop", 0.5)] * PHASES_MAX)
+    status = state_after(BEGAN, formed(), ev.PhaseTook("detect", 0.25, 1), *[ev.PhaseTook("stop", 0.5)] * PHASES_MAX)
     phases = described(status, float(PHASES_MAX + 2))["phases"]
     assert len(phases) == PHASES_MAX and {phase["phase"] for phase in phases} == {"stop"}
     assert phases[-1] == {
@@ -282,12 +284,12 @@ def test_phases_come_with_begin_and_end_and_no_more_than_so_many() -> None:
         "ended": "2026-11-21T12:00:00.000+00:00",
         "duration_s": 0.5,
     }
-    detect = described(told(BEGAN, formed(), ev.PhaseTook("detect", 0.25, 1)), 2.0)["phases"][0]
+    detect = described(state_after(BEGAN, formed(), ev.PhaseTook("detect", 0.25, 1)), 2.0)["phases"][0]
     assert (detect["phase"], detect["local_rank"]) == ("detect", 1)
 
 
 def test_a_new_generation_has_new_workers() -> None:
-    status = told(
+    status = state_after(
         BEGAN,
         formed(),
         SPAWNING,
@@ -304,18 +306,21 @@ def test_a_new_generation_has_new_workers() -> None:
 
 
 def test_workers_that_start_while_they_are_stopped_are_not_ready() -> None:
-    status = told(BEGAN, formed(), RUNNING, STOPPING, started())
+    status = state_after(BEGAN, formed(), RUNNING, STOPPING, started())
     assert readiness(status) == (False, "workers are being stopped")
     assert described(status, 9.0)["now"]["phase"] == "stop"
     assert status.running == {0: 10, 1: 11}  # they are alive
 
 
 def test_an_ended_run_says_how() -> None:
-    said = described(
-        told(BEGAN, formed(), SPAWNING, started(), RUNNING, ev.RunEnded(WorkerState.FAILED, "no restart is left")), 9.0
+    shown = described(
+        state_after(
+            BEGAN, formed(), SPAWNING, started(), RUNNING, ev.RunEnded(WorkerState.FAILED, "no restart is left")
+        ),
+        9.0,
     )
-    assert (said["phase"], said["state"], said["reason"]) == ("done", "FAILED", "no restart is left")
-    assert said["now"] is None and not said["ready"]
+    assert (shown["phase"], shown["state"], shown["reason"]) == ("done", "FAILED", "no restart is left")
+    assert shown["now"] is None and not shown["ready"]
 
 
 def test_a_restart_or_a_stop_at_a_save_is_no_drain() -> None:
@@ -324,5 +329,5 @@ def test_a_restart_or_a_stop_at_a_save_is_no_drain() -> None:
             ev.Announced("saving", "…", 8, verb=verb),
             ev.Restarting("membership", decided.joined("n2"), 0),
         )
-        assert told(saving, restarting).drains == drains
-        assert told(saving, ev.Announced("called off", ""), restarting).drains == 0
+        assert state_after(saving, restarting).drains == drains
+        assert state_after(saving, ev.Announced("called off", ""), restarting).drains == 0

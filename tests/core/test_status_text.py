@@ -34,7 +34,7 @@ def changed(phase: Phase) -> ev.Changed:
     return ev.Changed(Phase.INIT, phase, WorkerState.HEALTHY, "")
 
 
-class Told(StatusText):
+class Recorder(StatusText):
     """The text of a run, and what feeds it."""
 
     def __init__(self) -> None:
@@ -42,8 +42,8 @@ class Told(StatusText):
         super().__init__(self.run)
 
 
-def told(*events: object, began: ev.RunBegan = BEGAN) -> Told:
-    text = Told()
+def text_after(*events: object, began: ev.RunBegan = BEGAN) -> Recorder:
+    text = Recorder()
     for event in (began, *events):
         text.run.tell(event, 100.0)  # type: ignore[arg-type]
     return text
@@ -57,11 +57,11 @@ def line(text: StatusText, width: int = 200) -> str:
 
 
 def test_before_anything_is_known_it_says_little() -> None:
-    assert Told().line(5.0, 80) == "aelastic | starting"
+    assert Recorder().line(5.0, 80) == "aelastic | starting"
 
 
 def test_missing_nodes_come_first() -> None:
-    text = told(changed(Phase.JOINING))
+    text = text_after(changed(Phase.JOINING))
     assert line(text) == "aelastic 7 s | waiting for 2 to 4 nodes | 2 ranks here | restarts 0 of 3"
     text.run.tell(ev.Waited("rendezvous: 1 of 2 nodes joined after 10 s (a)", "waiting for node rank 1"), 101.0)
     assert line(text) == (
@@ -72,14 +72,14 @@ def test_missing_nodes_come_first() -> None:
 
 
 def test_what_was_waited_for_is_forgotten_when_it_came() -> None:
-    text = told(changed(Phase.JOINING), ev.Waited("waiting for 1 more"), formed())
+    text = text_after(changed(Phase.JOINING), ev.Waited("waiting for 1 more"), formed())
     assert line(text).startswith("aelastic 7 s | starting workers | round 1 | ")
     text.run.tell(changed(Phase.RUNNING), 101.0)
     assert line(text) == "aelastic 7 s | starting workers | round 1 | 4 ranks on 2 nodes | restarts 0 of 3"
 
 
 def test_running_workers_and_those_that_are_done_are_counted() -> None:
-    text = told(*RUNNING)
+    text = text_after(*RUNNING)
     assert line(text) == "aelastic 7 s | running | round 1 | 4 ranks on 2 nodes | restarts 0 of 3"
     text.run.tell(ev.WorkerEnded(1, 0, 2, "succeeded"), 101.0)
     assert line(text).startswith("aelastic 7 s | running, 1 of 2 done | ")
@@ -91,7 +91,7 @@ def test_running_workers_and_those_that_are_done_are_counted() -> None:
 
 
 def test_a_failure_of_ours_is_named_while_the_others_are_stopped() -> None:
-    text = told(*RUNNING, ev.WorkerEnded(1, 1, 3, "failed", FAILURE), changed(Phase.STOPPING))
+    text = text_after(*RUNNING, ev.WorkerEnded(1, 1, 3, "failed", FAILURE), changed(Phase.STOPPING))
     assert line(text).startswith("aelastic 7 s | stopping 1 worker: rank 3 failed | ")
     text.run.tell(ev.WorkerEnded(1, 0, 2, "stopped"), 101.0)
     assert line(text).startswith("aelastic 7 s | stopping what workers left behind: rank 3 failed | ")
@@ -100,7 +100,7 @@ def test_a_failure_of_ours_is_named_while_the_others_are_stopped() -> None:
 
 
 def test_a_restart_says_why_and_counts() -> None:
-    text = told(
+    text = text_after(
         *RUNNING, ev.Restarting("failure", decided.restart(1, 3, decided.failed(0, "b")), 1), changed(Phase.STOPPING)
     )
     assert line(text) == (
@@ -115,13 +115,13 @@ def test_a_restart_says_why_and_counts() -> None:
 
 
 def test_the_origin_of_a_stop_request_is_named() -> None:
-    text = told(*RUNNING, ev.StopAsked(2), changed(Phase.STOPPING))
+    text = text_after(*RUNNING, ev.StopAsked(2), changed(Phase.STOPPING))
     assert line(text).startswith("aelastic 7 s | stopping 2 workers: asked to by SIGINT | ")
 
 
 def test_a_node_on_its_own_waits_for_no_other_and_has_no_nodes_to_count() -> None:
     fields = {**vars(BEGAN), "min_nodes": 1, "max_nodes": 1, "max_restarts": 0}
-    text = told(changed(Phase.JOINING), began=ev.RunBegan(**fields))
+    text = text_after(changed(Phase.JOINING), began=ev.RunBegan(**fields))
     assert line(text) == "aelastic 7 s | starting | 2 ranks here | no restarts"
     text.run.tell(formed(nodes=1), 101.0)
     text.run.tell(changed(Phase.RUNNING), 101.0)
@@ -129,7 +129,7 @@ def test_a_node_on_its_own_waits_for_no_other_and_has_no_nodes_to_count() -> Non
 
 
 def test_a_picture_has_the_ranks_their_notes_and_the_last_failure() -> None:
-    text = told(*RUNNING, ev.Noticed(1, 0, 2, "hang", "no sign of life for 60 s", is_stopped=False))
+    text = text_after(*RUNNING, ev.Noticed(1, 0, 2, "hang", "no sign of life for 60 s", is_stopped=False))
     for name, duration_s in (("rendezvous", 1.25), ("run", 60.0), ("detect", 0.04), ("stop", 2.0)):
         text.run.tell(ev.PhaseTook(name, duration_s), 101.0)  # type: ignore[arg-type]
     text.run.tell(ev.ForkServerMeasured(2, 3 << 20), 101.0)
@@ -167,7 +167,7 @@ def test_durations_are_coarser_the_longer_they_are(passed_s: float, words: str) 
 @given(began=st.floats(0, 1e6), passed=st.floats(0, 1e5))
 @example(began=0.7, passed=8.0)
 def test_the_line_changes_when_it_is_said_to_and_not_before(began: float, passed: float) -> None:
-    text = Told()
+    text = Recorder()
     text.run.tell(BEGAN, began)
     now = began + passed
     then = text.changes_at(now)
@@ -185,7 +185,7 @@ def test_what_is_cut_is_ascii_on_one_row(text: str, width: int) -> None:
 
 
 def test_a_narrow_line_lacks_the_round_and_then_the_size_before_it_is_cut() -> None:
-    text = told(*RUNNING)
+    text = text_after(*RUNNING)
     whole = line(text)
     lean = whole.replace(" | round 1", "")
     leanest = lean.replace(" | 4 ranks on 2 nodes", "")
@@ -202,12 +202,12 @@ def test_what_is_too_long_ends_in_dots() -> None:
 
 
 def test_the_view_names_each_of_several_endpoints() -> None:
-    assert told().picture(107.0).endpoints == ""
-    text = told(ev.EndpointChanged("n1:1", "connection refused"), ev.EndpointChanged("n0:1", ""))
+    assert text_after().picture(107.0).endpoints == ""
+    text = text_after(ev.EndpointChanged("n1:1", "connection refused"), ev.EndpointChanged("n0:1", ""))
     assert text.picture(107.0).endpoints == "endpoints: n0:1 answers for 7 s, n1:1 missing (connection refused) for 7 s"
 
 
 def test_the_view_knows_how_long_a_phase_took_that_many_workers_have_ended_since() -> None:
     took = [ev.PhaseTook("detect", 0.5, local_rank) for local_rank in range(2 * PHASES_MAX)]
-    text = told(*RUNNING, ev.PhaseTook("rendezvous", 3.0), *took)
+    text = text_after(*RUNNING, ev.PhaseTook("rendezvous", 3.0), *took)
     assert text.picture(107.0).took == "phases took: detect 0.5 s, rendezvous 3.0 s"

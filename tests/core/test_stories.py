@@ -27,20 +27,20 @@ def test_what_has_changed_is_shown_and_rewritten(tmp_path: Path) -> None:
     path.write_text(wrong)
 
     assert wrong != text
-    removed, added = (line for line in changes(path, group.told).splitlines()[2:] if line[0] in "-+")
+    removed, added = (line for line in changes(path, group.played).splitlines()[2:] if line[0] in "-+")
     assert removed.endswith("; stops 0") and added.endswith("; stops 0 1 of generation 1 with SIGINT")
-    path.write_text(rewritten(path, group.told))
+    path.write_text(rewritten(path, group.played))
     assert path.read_text() == text
-    assert changes(path, group.told) == ""
+    assert changes(path, group.played) == ""
 
 
 def test_an_event_that_a_core_refuses_says_in_which_story(tmp_path: Path) -> None:
     path = tmp_path / "refused.txt"
     path.write_text("A head.\n\n== a group is started twice\njoining\nstart\n")
 
-    def told(story: Story) -> list[str]:
-        return group.told(story)
+    def played(story: Story) -> list[str]:
+        return group.played(story)
 
     with pytest.raises(Exception, match="in phase joining") as caught:
-        changes(path, told)
+        changes(path, played)
     assert caught.value.__notes__ == ["in the story 'refused: a group is started twice'"]

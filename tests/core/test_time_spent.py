@@ -23,7 +23,7 @@ def test_each_share_is_what_it_was(first: int) -> None:
         logs, spent = logs_of(*job.logs), TimeSpent(GAP_S)
         report = report_of(logs, (2.0, "gpu-"), None)
         for at, entry in in_order(logs):
-            spent.tell(entry.kind, entry.fields.get, at)
+            spent.handle(entry.kind, entry.fields.get, at)
         whole = sum(job.truth.values())
         assert report.length_s == pytest.approx(whole, abs=0.01)
         wrong = {name: report.seconds[name] / whole * 100 - job.truth[name] / whole * 100 for name in ON}
@@ -51,7 +51,7 @@ def test_starts_in_place_are_told_among_the_starts() -> None:
     spent = TimeSpent()
     for at, (number, in_place) in enumerate([(1, False), (2, True), (3, False)]):
         fields = {"round": number, "world_size": 4, "in_place": in_place}
-        spent.tell("round_formed", fields.get, float(at))
+        spent.handle("round_formed", fields.get, float(at))
     assert notes_of(spent)["starting"].startswith("3 starts, 1 in place: ")
 
 

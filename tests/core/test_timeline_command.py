@@ -38,8 +38,8 @@ def test_the_picture_and_the_trace_of_all_nodes_lie_in_the_folder(
         event["args"].get("name") for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "M"
     }
     assert [node["name"] for node in data_of(picture.read_text())["nodes"]] == ["node-a", "node-b"]
-    said = capsys.readouterr().out.splitlines()
-    assert said == [
+    output = capsys.readouterr().out.splitlines()
+    assert output == [
         f"picture  {picture}",
         f"trace    {trace}  (for https://ui.perfetto.dev)",
         "run      job: 20.2 s: trained 92.1 %, starting 7.4 %, waiting 0.50 %, 1 restart (300 ms until workers ran)",
@@ -70,8 +70,8 @@ def test_of_several_runs_the_last_is_drawn_unless_another_is_chosen(
     NodeLog("node-a", begins=50_000.0, run_id="later").write(folder / "later_3c4d")
 
     assert main([str(folder)]) == 0
-    said = capsys.readouterr().out
-    assert "run      later: " in said and "1 other runs found; use --run-id to choose one: job" in said
+    output = capsys.readouterr().out
+    assert "run      later: " in output and "1 other runs found; use --run-id to choose one: job" in output
     assert main([str(folder), "--run-id", "job"]) == 0
     assert "run      job: 20.2 s: trained 92.1 %" in capsys.readouterr().out
 
@@ -107,13 +107,13 @@ def test_the_end_of_a_failed_run_is_told_with_the_worker_that_failed_first(
 ) -> None:
     node = a_failure(then=Phase.DONE)
     spent = decided.refused(3, decided.failed(1, "node-a"))
-    node.tell(2.2, RunEnded(WorkerState.FAILED, wording.text_of(spent), decision=spent))
+    node.add(2.2, RunEnded(WorkerState.FAILED, wording.text_of(spent), decision=spent))
     page = node.write(tmp_path).with_name("timeline.html")
 
     assert main([str(tmp_path)]) == 0
-    said = restored(capsys.readouterr().out).splitlines()
+    output = restored(capsys.readouterr().out).splitlines()
     changed = "(to restart anyway: a larger --max-restarts, or a rule with its own budget)"
-    assert said[-2:] == [
+    assert output[-2:] == [
         f"ended    FAILED: rank 1 failed on node-a; all 3 restarts are used up {changed}",
         "cause    rank 1 on node-a: RuntimeError: loss is NaN",
     ]
@@ -128,8 +128,8 @@ def test_of_a_run_that_ended_for_want_of_nodes_no_worker_is_the_cause(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = a_failure(then=Phase.AWAITING)
-    node.told(2.2, decided.restart(1, 3, decided.failed(1, "node-a")))
-    node.tell(9.0, RunEnded(WorkerState.FAILED, "too few nodes came"))
+    node.restarting(2.2, decided.restart(1, 3, decided.failed(1, "node-a")))
+    node.add(9.0, RunEnded(WorkerState.FAILED, "too few nodes came"))
     node.write(tmp_path)
 
     assert main([str(tmp_path)]) == 0
@@ -151,9 +151,9 @@ def test_a_damaged_log_is_drawn_as_far_as_it_can_be_read(folder: Path, capsys: p
     log.write_bytes(b"".join([*lines[:4], b"x" * 5_000_000 + b"\n", b"\x00\n", *lines[4:-1], lines[-1][:30]]))
 
     assert main([str(folder)]) == 0
-    said = capsys.readouterr().out
-    assert f"note     2 damaged lines left out ({log})." in said
-    assert "note     node-b: still running or cut off; " in said
+    output = capsys.readouterr().out
+    assert f"note     2 damaged lines left out ({log})." in output
+    assert "note     node-b: still running or cut off; " in output
 
 
 # Refused arguments, given a folder with all of this.

@@ -25,7 +25,7 @@ from aelastic.observe.run_events import (
 from aelastic.rdzv.decisions import wording
 from aelastic.tools.timeline.chart import restart_words
 from aelastic.tools.timeline.html import page, summary
-from aelastic.tools.timeline.merge import tell_story
+from aelastic.tools.timeline.merge import story_from
 from aelastic.tools.timeline.model import UNKNOWN_END_S, NodeStory, Recovery
 from aelastic.tools.timeline.reader import LINE_BYTES_MAX, UnknownVersionError, read_logs, runs_of
 from aelastic.workers.states import Phase, WorkerState
@@ -49,7 +49,7 @@ def blocks_of(node: NodeStory) -> list[tuple[str, float, float]]:
 def test_what_would_have_changed_an_end_is_said_with_it() -> None:
     a = a_start()
     off = decided.refused()
-    a.tell(1.0, RunEnded(WorkerState.FAILED, wording.text_of(off), decision=off))
+    a.add(1.0, RunEnded(WorkerState.FAILED, wording.text_of(off), decision=off))
 
     reason = f"{wording.text_of(off)} (to restart anyway: {wording.instead_of(off)})"
     assert restored(story_of(a).reason) == restored(reason)
@@ -58,21 +58,21 @@ def test_what_would_have_changed_an_end_is_said_with_it() -> None:
 def continues_in_place(a: NodeLog, at: float, lost: int, number: int) -> None:
     """A worker is lost, and the others continue in place in the round with this number."""
     a.fails(at, lost, "ValueError", known_at=at)
-    a.tell(at + 0.05, Restarting("failure", decided.restart(number - 1, 3, decided.failed(lost)), number - 1, True))
+    a.add(at + 0.05, Restarting("failure", decided.restart(number - 1, 3, decided.failed(lost)), number - 1, True))
     in_place = RoundFormed(
         round=number, generation=1, restart_count=number - 1, group_rank=0, group_world_size=1, first_rank=0,
         local_world_size=a.workers, world_size=a.workers, in_place=True,
     )  # fmt: skip
-    a.tell(at + 0.1, in_place)
-    a.tell(at + 0.1, WorkersStarted(1, {**{rank: 1000 + rank for rank in range(a.workers)}, lost: 77 + number}))
-    a.tell(at + 0.2, Recovered(number, 1, a.workers - 1, 1, 1234, 1 - lost, 0.2))
+    a.add(at + 0.1, in_place)
+    a.add(at + 0.1, WorkersStarted(1, {**{rank: 1000 + rank for rank in range(a.workers)}, lost: 77 + number}))
+    a.add(at + 0.2, Recovered(number, 1, a.workers - 1, 1, 1234, 1 - lost, 0.2))
 
 
 def test_a_worker_that_keeps_its_process_is_one_life_and_a_replacement_another() -> None:
     a = alone()
     continues_in_place(a, 5.0, lost=0, number=2)
     for rank in range(a.workers):
-        a.tell(9.0, WorkerEnded(1, rank, rank, "succeeded"))
+        a.add(9.0, WorkerEnded(1, rank, rank, "succeeded"))
 
     (node,) = story_of(a).nodes
     incarnations = sorted(
@@ -112,9 +112,9 @@ def test_workers_of_a_node_that_kept_none_count_as_well() -> None:
 def test_a_recovery_that_is_given_up_is_drawn_as_a_restart() -> None:
     a = alone()
     a.fails(5.0, 0, "ValueError", known_at=5.0)
-    a.tell(5.1, Restarting("failure", decided.restart(1, 3, decided.failed(0)), 1, in_place=True))
-    a.tell(5.2, NotRecovered(1, "no state"))
-    a.tell(5.3, WorkerEnded(1, 1, 1, "stopped"))
+    a.add(5.1, Restarting("failure", decided.restart(1, 3, decided.failed(0)), 1, in_place=True))
+    a.add(5.2, NotRecovered(1, "no state"))
+    a.add(5.3, WorkerEnded(1, 1, 1, "stopped"))
     a.formed(6.0, 2, 1, nodes=1)
     a.started(6.1)
 
@@ -182,7 +182,7 @@ def test_what_follows_a_start_is_unknown_where_the_log_ends_with_it() -> None:
         late.alive(60.0 * minute)
     late.fails(7200.0, 0, "boom", known_at=7200.01)
     for node, at in ((restarted, 20.0), (late, 7200.0)):
-        node.told(at + 0.02, decided.restart())
+        node.restarting(at + 0.02, decided.restart())
         node.stopped(at + 0.1, 1)
         node.formed(at + 0.2, 2, 0, nodes=1, restarts=1)
         node.started(at + 0.3)
@@ -195,7 +195,7 @@ def test_what_follows_a_start_is_unknown_where_the_log_ends_with_it() -> None:
     assert of_two.is_training_known  # the other's log continues
     (alive,) = logs_of(killed)
     alive.alive_at = alive.first_wall + 3.0
-    assert tell_story([alive]).is_training_known
+    assert story_from([alive]).is_training_known
 
 
 def test_an_unfinished_last_line_is_no_damage() -> None:
@@ -294,7 +294,7 @@ def test_phases_between_which_records_are_missing_keep_their_own_length() -> Non
     a.took(9.0, "run")
     a.change(9.0, Phase.STOPPING)
     a.took(9.5, "stop")
-    a.tell(9.5, RunEnded(WorkerState.STOPPED, ""))
+    a.add(9.5, RunEnded(WorkerState.STOPPED, ""))
 
     story = story_of(a)
 

@@ -26,7 +26,7 @@ from kit.stories.timelines import (
 from aelastic.observe.run_events import Compared, Killed, Noticed, StacksTaken, StopAsked, Waited
 from aelastic.tools.timeline.chart import NODES_MAX, chart_of
 from aelastic.tools.timeline.html import CARDS_MAX, page, summary
-from aelastic.tools.timeline.merge import tell_story
+from aelastic.tools.timeline.merge import story_from
 from aelastic.tools.timeline.perfetto import trace
 from aelastic.tools.timeline.text import duration
 
@@ -153,16 +153,16 @@ def test_the_badge_says_what_is_known_of_a_log_that_breaks_off(
     for place in alive:
         logs[place].alive_at = logs[place].last_wall + 5
 
-    assert f'<span class="badge ">{words}</span>' in page(tell_story(logs))
+    assert f'<span class="badge ">{words}</span>' in page(story_from(logs))
 
 
 def test_no_shares_are_stated_where_the_log_ends_with_the_start() -> None:
     text, lived = page(story_of(a_start())), a_start()
     lived.alive(60.023)
 
-    said = "training: unknown, the log ends at 23 ms, when the workers had just started"
-    assert summary(story_of(a_start())) == said
-    assert said.capitalize() in text and "at least 23 ms" in text
+    text_ = "training: unknown, the log ends at 23 ms, when the workers had just started"
+    assert summary(story_of(a_start())) == text_
+    assert text_.capitalize() in text and "at least 23 ms" in text
     assert not re.search(r"\d %", text) and "data-spent" not in text
     assert summary(story_of(lived)) == "1 min 00 s: trained 99.96 %, starting 0.04 %"
     assert "data-spent" in page(story_of(lived))
@@ -181,12 +181,12 @@ def test_the_bar_of_shares_is_full_also_of_a_short_run() -> None:
 
 def test_the_marks_that_occur_are_explained() -> None:
     a = a_start()
-    a.tell(1.0, StacksTaken(1, "asked", {0: "py-spy"}, "/logs/stacks"))
-    a.tell(1.1, Noticed(1, 1, 1, "output", "silent for 60 s", is_stopped=False))
-    a.tell(1.1, Compared(1, "hang: 1 of 2 ranks waits in barrier (a.py:3); rank 1 on n1 does not: sleeps", (1,)))
-    a.tell(1.2, StopAsked(15))
-    a.tell(1.3, Killed(1, (0,), "not ended after 30 s"))
-    a.tell(1.4, Waited("1 of 2 nodes"))
+    a.add(1.0, StacksTaken(1, "asked", {0: "py-spy"}, "/logs/stacks"))
+    a.add(1.1, Noticed(1, 1, 1, "output", "silent for 60 s", is_stopped=False))
+    a.add(1.1, Compared(1, "hang: 1 of 2 ranks waits in barrier (a.py:3); rank 1 on n1 does not: sleeps", (1,)))
+    a.add(1.2, StopAsked(15))
+    a.add(1.3, Killed(1, (0,), "not ended after 30 s"))
+    a.add(1.4, Waited("1 of 2 nodes"))
     a.succeeds(2.0, ends=2.1)
 
     assert chart_of(story_of(a)).marks == (

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.stories.timers import CHILD, EPOCH_S, STRANGER, WORKERS, Told, line
+from kit.stories.timers import CHILD, EPOCH_S, STRANGER, WORKERS, Playing, line
 
 from aelastic.diagnose.hangs import timer_rules as t
 
 
 def test_without_timers_nothing_is_armed() -> None:
-    assert Told().left_s is None
+    assert Playing().left_s is None
 
 
-def next_scope(story: Told) -> str:
+def next_scope(story: Playing) -> str:
     (expired,) = story.pass_deadline()
     assert isinstance(expired, t.Expired)
     return expired.scope
@@ -26,12 +26,12 @@ def next_scope(story: Told) -> str:
 
 @pytest.mark.parametrize("signum", [0, -1])
 def test_a_timer_without_a_signal_is_only_told_of_and_that_not_for_ever(signum: int) -> None:
-    story, told = Told(), list[t.Action]()
-    for number in range(3 * t.TOLD_MAX):
-        story.tell(f"0 sets step{number} 1 {signum}")
-        told += story.pass_deadline()
-    assert [action.signum for action in told if isinstance(action, t.Expired)] == [None] * t.TOLD_MAX
-    story.tell("0 sets step 1")
+    story, actions = Playing(), list[t.Action]()
+    for number in range(3 * t.REPORTED_MAX):
+        story.handle(f"0 sets step{number} 1 {signum}")
+        actions += story.pass_deadline()
+    assert [action.signum for action in actions if isinstance(action, t.Expired)] == [None] * t.REPORTED_MAX
+    story.handle("0 sets step 1")
     assert next_scope(story) == "step"
 
 
@@ -74,86 +74,86 @@ MALFORMED = {
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
 def test_a_line_that_is_no_timer_is_dropped_and_complained_of_once(data: bytes) -> None:
-    story = Told()
-    story.tell("0 sets step 5")
-    (complaint,) = story.hear(data)
+    story = Playing()
+    story.handle("0 sets step 5")
+    (complaint,) = story.receive(data)
     assert isinstance(complaint, t.Complain) and complaint.kind is t.Kind.MALFORMED
     assert len(complaint.quote) <= t.QUOTE_CHARS and complaint.quote.isprintable()
-    assert story.hear(data, b"nonsense\n") == []
+    assert story.receive(data, b"nonsense\n") == []
     assert (story.left_s, len(story.core)) == (5, 1)
-    story.tell("0 sets other 4")
+    story.handle("0 sets other 4")
     assert story.left_s == 4
 
 
 @pytest.mark.parametrize("length", [t.LINE_BYTES_MAX + 1, 5 * t.LINE_BYTES_MAX])
 @pytest.mark.parametrize("step", [1 << 20, 4096, 1000])
 def test_a_line_that_is_too_long_is_dropped_and_the_next_one_is_read(length: int, step: int) -> None:
-    story = Told()
+    story = Playing()
     data = b"x" * length + b"\n" + line(100, "step", story.wall + 5)
-    (complaint,) = (action for at in range(0, len(data), step) for action in story.hear(data[at : at + step]))
+    (complaint,) = (action for at in range(0, len(data), step) for action in story.receive(data[at : at + step]))
     assert isinstance(complaint, t.Complain) and complaint.kind is t.Kind.OVERSIZED
     assert len(complaint.quote) <= t.QUOTE_CHARS
     assert story.left_s == 5
 
 
 def test_the_longest_line_that_the_client_sends_is_read() -> None:
-    story = Told()
+    story = Playing()
     short = line(100, "", story.wall + 5)
     longest = line(100, "s" * (t.LINE_BYTES_MAX - len(short) + 1), story.wall + 5)
     assert len(longest) == t.LINE_BYTES_MAX + 1  # including its newline
-    assert (story.hear(longest), story.left_s) == ([], 5)
+    assert (story.receive(longest), story.left_s) == ([], 5)
 
 
 def test_a_line_that_never_ends_takes_no_memory() -> None:
-    story = Told()
+    story = Playing()
     for _ in range(100):
-        story.hear(b"x" * t.LINE_BYTES_MAX)
+        story.receive(b"x" * t.LINE_BYTES_MAX)
         assert len(story.core._rest) <= t.LINE_BYTES_MAX
-    story.hear(b"x\n", line(100, "step", story.wall + 5))
+    story.receive(b"x\n", line(100, "step", story.wall + 5))
     assert story.left_s == 5
 
 
 def test_fields_and_versions_to_come_are_none_of_our_business() -> None:
-    story = Told()
-    assert (story.hear(line(100, "step", story.wall + 5, version=2, why="because")), story.left_s) == ([], 5)
+    story = Playing()
+    assert (story.receive(line(100, "step", story.wall + 5, version=2, why="because")), story.left_s) == ([], 5)
 
 
 def test_at_once_there_is_a_limited_number_of_timers_and_those_that_run_go_on() -> None:
-    story = Told()
-    (complaint,) = story.hear(*(line(100, f"step {n}", story.wall + 5 + n) for n in range(t.TIMERS_MAX + 10)))
+    story = Playing()
+    (complaint,) = story.receive(*(line(100, f"step {n}", story.wall + 5 + n) for n in range(t.TIMERS_MAX + 10)))
     assert isinstance(complaint, t.Complain) and complaint.kind is t.Kind.EXCESS
     assert len(story.core) == t.TIMERS_MAX
-    story.hear(line(100, "step 0", story.wall + 3), line(100, "step 1", -1, 0))  # still at the limit
-    story.tell("1 sets step 4")
+    story.receive(line(100, "step 0", story.wall + 3), line(100, "step 1", -1, 0))  # still at the limit
+    story.handle("1 sets step 4")
     assert [next_scope(story), next_scope(story)] == ["step 0", "step"]
 
 
 def test_processes_without_a_timer_are_forgotten_when_there_have_been_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(t, "OWNERS_MAX", 64)
-    story = Told()
-    story.tell("child sets kept 5")
-    story.tell("child belongs to 0")
+    story = Playing()
+    story.handle("child sets kept 5")
+    story.handle("child belongs to 0")
     for pid in range(1000, 1000 + t.OWNERS_MAX + 10):
-        story.hear(line(pid, "load", story.wall + 5))
+        story.receive(line(pid, "load", story.wall + 5))
         story.core.handle(t.Belongs(1, pid, 0), story.now)
-        story.hear(line(pid, "load", -1, 0))
+        story.receive(line(pid, "load", -1, 0))
     assert len(story.core._owners) < t.OWNERS_MAX
-    assert story.hear(line(1000, "load", story.wall + 3)) == [t.FindOwner(1, 1000)]
-    story.tell("1 sets step 4")
+    assert story.receive(line(1000, "load", story.wall + 3)) == [t.FindOwner(1, 1000)]
+    story.handle("1 sets step 4")
     assert [next_scope(story), next_scope(story)] == ["step", "kept"]
 
 
 def test_lines_that_clear_are_remembered_up_to_a_limit() -> None:
-    story = Told()
+    story = Playing()
     for number in range(2 * t.CLEARS_MAX + 10):
-        story.tell(f"0 sets step{number} 5")
-        story.tell(f"0 clears step{number}")
+        story.handle(f"0 sets step{number} 5")
+        story.handle(f"0 clears step{number}")
         assert len(story.core._clears) <= t.CLEARS_MAX
     assert len(story.core) == 0
     for _ in range(3):
-        story.tell("0 sets step2000 5")
+        story.handle("0 sets step2000 5")
         assert len(story.core) == 1
-        story.tell("0 clears step2000")
+        story.handle("0 clears step2000")
         assert len(story.core) == 0
 
 
@@ -215,7 +215,7 @@ class Checked:
         self.core, self.model = t.Timers(), Model()
         self.now, self.generation = 1000.0, 0
         self.complaints: list[t.Kind] = []
-        self.told = 0
+        self.actions = 0
         self.start()
 
     def start(self) -> None:
@@ -291,8 +291,8 @@ def test_whatever_is_written_and_however_it_is_cut_the_timers_are_those_of_the_m
 
 @given(st.lists(st.binary(max_size=300), max_size=20))
 def test_no_bytes_whatever_raise_or_keep_a_good_line_from_being_read(pieces: list[bytes]) -> None:
-    story = Told()
+    story = Playing()
     for piece in pieces:
-        story.hear(piece)
-    story.hear(b"\n", line(100, "step", story.wall + 5))
+        story.receive(piece)
+    story.receive(b"\n", line(100, "step", story.wall + 5))
     assert story.left_s == 5

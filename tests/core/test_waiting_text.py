@@ -31,7 +31,7 @@ LOST = {"b": "silent for 5 s", "a": "connection closed"}
 
 
 @pytest.mark.parametrize(
-    "joined, others, said",
+    "joined, others, expected",
     [
         (nodes("c", "a", "b"), {}, "3 of 2 nodes joined after 10 s (a, b, c)"),
         ([], {"is_first": True}, "0 of 2 nodes joined after 10 s (none); waiting for 2 more"),
@@ -71,9 +71,9 @@ LOST = {"b": "silent for 5 s", "a": "connection closed"}
     ],
 )
 def test_a_line_says_which_nodes_have_joined_and_which_are_missing(
-    joined: list[Node], others: dict[str, Any], said: str
+    joined: list[Node], others: dict[str, Any], expected: str
 ) -> None:
-    assert line(joined, **others) == f"rendezvous: {said}"
+    assert line(joined, **others) == f"rendezvous: {expected}"
 
 
 @pytest.mark.parametrize("count, more", [(NAMES_MAX, ""), (NAMES_MAX + 1, " and 1 more"), (4096, " and 4080 more")])

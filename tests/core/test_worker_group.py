@@ -6,7 +6,7 @@ import copy
 from typing import Any, get_args
 
 import pytest
-from kit.stories.group import FAILURE, WHERE, Told
+from kit.stories.group import FAILURE, WHERE, Playing
 
 from aelastic.agent.group import events as ev
 from aelastic.agent.group.worker_group import WorkerGroup
@@ -16,11 +16,11 @@ from aelastic.workers.states import Phase
 
 
 def test_a_group_begins_in_init_with_nothing_armed() -> None:
-    assert [part for part, _ in Told("init").state[:2]] == ["init", "INIT"] and Told("init").core.deadline is None
+    assert [part for part, _ in Playing("init").state[:2]] == ["init", "INIT"] and Playing("init").core.deadline is None
 
 
 def test_a_message_of_a_megabyte_is_no_reason_of_a_megabyte() -> None:
-    story = Told("running")
+    story = Playing("running")
     story.core.handle(ev.Exited(1, 0, FAILURE.replace(message="x" * (1 << 20))), story.now)
     assert story.core.reason == "x" * MESSAGE_CHARS_MAX
 
@@ -28,10 +28,10 @@ def test_a_message_of_a_megabyte_is_no_reason_of_a_megabyte() -> None:
 @pytest.mark.parametrize("rank", [-1, 99])
 def test_a_failure_has_the_rank_of_the_round_that_it_ends(rank: int) -> None:
     """A worker that ended just before it got this rank reports none, or the previous round's."""
-    story = Told("running")
+    story = Playing("running")
     worker = story.core.workers[0]
-    (tell, *_) = story.core.handle(ev.Exited(1, 0, FAILURE.replace(rank=rank)), story.now)
-    assert isinstance(tell, ev.TellFailed) and tell.failure.rank == worker.global_rank
+    (report, *_) = story.core.handle(ev.Exited(1, 0, FAILURE.replace(rank=rank)), story.now)
+    assert isinstance(report, ev.ReportFailed) and report.failure.rank == worker.global_rank
 
 
 NOTHING_FOLLOWS = {  # state, earlier events, and events without an effect
@@ -69,13 +69,13 @@ NOTHING_FOLLOWS = {  # state, earlier events, and events without an effect
 
 @pytest.mark.parametrize("where, before, lines", NOTHING_FOLLOWS.values(), ids=NOTHING_FOLLOWS)
 def test_nothing_follows(where: str, before: str, lines: str) -> None:
-    story = Told(where)
+    story = Playing(where)
     for line in filter(None, before.split("; ")):
-        story.tell(line)
+        story.handle(line)
     story.now += 1 if story.core.deadline is not None else 10_000
     for line in lines.split("; "):
         known = seen(story.core)
-        assert (story.tell(line), seen(story.core)) == ([], known)
+        assert (story.handle(line), seen(story.core)) == ([], known)
 
 
 # Every pair of state and event is decided.
@@ -107,8 +107,8 @@ def seen(group: WorkerGroup) -> dict[str, Any]:
 
 
 def test_the_walk_covers_every_phase_and_every_event() -> None:
-    assert {Told(where).core.phase for where in WHERE} == set(Phase)
-    assert {type(event) for line in EVENTS for event in Told("init").events(line)} == set(get_args(ev.Event))
+    assert {Playing(where).core.phase for where in WHERE} == set(Phase)
+    assert {type(event) for line in EVENTS for event in Playing("init").events(line)} == set(get_args(ev.Event))
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -118,26 +118,26 @@ def test_every_event_is_decided_in_every_phase(where: str) -> None:
 
 
 def assert_decided(where: str, line: str) -> None:
-    story = Told(where)
+    story = Playing(where)
     (event,) = story.events(line)
-    before, told = seen(story.core), story.core.trace
+    before, trace = seen(story.core), story.core.trace
     story.now += 1_000_000  # any deadline has passed
     if (where, line) not in IMPOSSIBLE:
-        actions = story.tell(line)
+        actions = story.handle(line)
         if where == "done":
             assert (actions, story.core.phase) == ([], Phase.DONE), line
-        assert len(story.core.trace) == len(told) + 1, line
+        assert len(story.core.trace) == len(trace) + 1, line
         assert repr(event)[:TRACE_EVENT_CHARS_MAX] in story.core.trace[-1]
         return
     with pytest.raises(InvalidTransition) as caught:
-        story.tell(line)
+        story.handle(line)
     assert seen(story.core) == before, line
-    assert (caught.value.phase, caught.value.event, caught.value.story) == (before["phase"], event, told)
+    assert (caught.value.phase, caught.value.event, caught.value.story) == (before["phase"], event, trace)
     assert str(before["phase"]) in str(caught.value)
 
 
 def test_the_trace_is_bounded() -> None:
-    story = Told("running")
+    story = Playing("running")
     for _ in range(500):
-        story.tell("a timer fires")
+        story.handle("a timer fires")
     assert len(story.core.trace) == 64

@@ -62,7 +62,7 @@ def test_two_nodes_form_and_live_through_the_end_of_a_worker_and_of_a_node(
     round_ = team.wait_round(agents)
     assert '"world_size": 3' in get(health, "/status").replace('":3', '": 3')
     assert "aelastic_" in get(health, "/metrics")
-    round_.tell(FAIL, 1)
+    round_.send_signal(FAIL, 1)
     round_ = team.wait_round(agents, round_)
     assert round_.restart == 1, team.story
     victim = next(agent for agent in agents[1:] if agent is not team.coordinator)
@@ -70,7 +70,7 @@ def test_two_nodes_form_and_live_through_the_end_of_a_worker_and_of_a_node(
     left = [agent for agent in agents if agent is not victim]
     round_ = team.wait_round(left, round_)
     assert round_.restart == 1, team.story
-    round_.tell(FINISH)
+    round_.send_signal(FINISH)
     assert [agent.wait() for agent in left] == [0, 0], team.story
 
 

@@ -155,10 +155,10 @@ def asks_where_it_hangs(block: Block) -> None:
     """The command exists, and its output is text from the code."""
     (command,) = block.commands
     assert command.removeprefix("aelastic ") in VERBS
-    said(block._replace(text="\n".join(block.shown)))
+    is_logged(block._replace(text="\n".join(block.shown)))
 
 
-def tells_why(block: Block) -> None:
+def shows_why(block: Block) -> None:
     """The output is what the code would print."""
     failure = ProcessFailure.from_elsewhere("n1", 5, 1, 4711, -11, "Signal 11 (SIGSEGV) received by PID 4711")
     ledger = Ledger(blamed=(Blamed("n1", 0.0),))
@@ -168,7 +168,7 @@ def tells_why(block: Block) -> None:
     assert block.text == f"$ aelastic why\n{why(describe_ends([end], 1860.0, now), earlier=6)}\n"
 
 
-def tells_what_was_spent(block: Block) -> None:
+def shows_what_was_spent(block: Block) -> None:
     """The output is what the code would print for such a job."""
     spent = TimeSpent()
     hours = {"trained": 24.78, "twice": 1.06, "starting": 0.652, "hung": 0.4347, "drained": 0.1358, "waiting": 0.1086}
@@ -207,7 +207,7 @@ def texts_in_the_code() -> set[str]:
     return {text for module in modules for text in re.findall(r"\w[\w ,;:-]{10,}\w", module)}
 
 
-def said(block: Block) -> None:
+def is_logged(block: Block) -> None:
     """Each line contains a text from the code; frames of a stack are the reader's."""
     known = texts_in_the_code()
     lines = [line for line in block.text.splitlines() if not re.match(r'\s*(.*File "|…)', line)]
@@ -314,14 +314,14 @@ BLOCKS: dict[str, list[Run | Checked]] = {
         Checked("needs the network; tests/docs/test_release.py installs from a local index", verbs),
     ],
     "docs/index.md": [Run()],
-    "docs/explanation/restarts.md": [Checked("lines of a log", said)],
+    "docs/explanation/restarts.md": [Checked("lines of a log", is_logged)],
     "docs/how-to/caches.md": [Run()],
     "docs/how-to/cloud.md": [Checked("costs money; tests/recipes/test_cloud.py runs the script", named(r"training-\w+", within="deploy/cloud/start.sh"))],
     "docs/how-to/docker.md": [Checked("needs docker; tests/recipes/test_docker.py runs the build's steps", runs_in_an_image)],
     "docs/how-to/drain.md": [
         Run("start, steps, train, save = 0, 3, print, print"),
         Run(agents=2),
-        Checked("lines of a log", said),
+        Checked("lines of a log", is_logged),
     ],
     "docs/how-to/failed.md": [
         Run("aelastic --nproc-per-node 2 --log-dir logs train.py", script="sys.exit(3) if rank == 1 else rest()"),
@@ -331,7 +331,7 @@ BLOCKS: dict[str, list[Run | Checked]] = {
     "docs/how-to/hangs.md": [
         Checked("asks a job that hangs; the tutorial has one", asks_where_it_hangs),
         Run(after="kill %1; wait %1", code=143, script="rest()", needs=("curl",)),
-        Run(), Checked("lines of a log", said), Checked("lines of a log", said),
+        Run(), Checked("lines of a log", is_logged), Checked("lines of a log", is_logged),
     ],
     "docs/how-to/in-place-frameworks.md": [
         *(
@@ -344,8 +344,8 @@ BLOCKS: dict[str, list[Run | Checked]] = {
         Checked("needs GPUs, and was not run", calls_the_round),
     ],
     "docs/how-to/in-place.md": [
-        Run(*IN_PLACE), Run(), Checked("lines of a log", said),
-        Checked("lines of a rehearsal", said),
+        Run(*IN_PLACE), Run(), Checked("lines of a log", is_logged),
+        Checked("lines of a rehearsal", is_logged),
         Run("", "assert Late().state_dict() is Value().state_dict() is None and ResumableSampler"),
     ],
     "docs/how-to/install.md": [Run(), Run()],
@@ -371,7 +371,7 @@ BLOCKS: dict[str, list[Run | Checked]] = {
         Checked("changes this machine's firewall; it is done in a network of its own", in_a_network_of_its_own),
         Run(after="test -s secret && test $(stat -c %a secret) = 600", needs=("openssl",)),
         Run("(umask 077 && openssl rand -hex 32 > secret)", agents=2, needs=("openssl",)),
-        Checked("lines of a log", said),
+        Checked("lines of a log", is_logged),
     ],
     "docs/how-to/slurm.md": [Checked("tests/recipes/test_slurm.py submits the script in a Slurm", named(r"train\.sbatch", within="deploy/slurm/train.sbatch"))],
     "docs/how-to/stop.md": [
@@ -379,10 +379,10 @@ BLOCKS: dict[str, list[Run | Checked]] = {
     ],
     "docs/how-to/rehearse.md": [
         Checked("the tutorial, which is run, has it with a script", asks_to_rehearse),
-        Checked("lines of a rehearsal", said),
+        Checked("lines of a rehearsal", is_logged),
         Checked("a workflow of another project", asks_to_rehearse),
     ],
-    "docs/how-to/spent.md": [Checked("is of a job of a day", tells_what_was_spent)],
+    "docs/how-to/spent.md": [Checked("is of a job of a day", shows_what_was_spent)],
     "docs/how-to/speak.md": [Checked("asks a job of three nodes; tests/nodes/test_verbs_of_a_team.py does", asks)],
     "docs/how-to/verdicts.md": [
         Run(code=1, script="\n" * 32 + "{}['lr']", needs=()),
@@ -392,7 +392,7 @@ BLOCKS: dict[str, list[Run | Checked]] = {
             "python -m aelastic --max-restarts 3 --log-dir logs train.py || true"
         ),
         Run(),
-        Checked("shows a job of several hosts; tests/nodes/test_blame.py has one", tells_why),
+        Checked("shows a job of several hosts; tests/nodes/test_blame.py has one", shows_why),
     ],
     "docs/how-to/systemd.md": [Checked("changes this machine; tests/recipes/test_systemd_units.py runs the unit", named())],
     "docs/how-to/timeline.md": [Run()],
@@ -415,7 +415,7 @@ BLOCKS: dict[str, list[Run | Checked]] = {
         Run(FENCE, "import sys\n" + OVERTAKEN),
         NODES,
     ],
-    "docs/reference/stacks.md": [Checked("lines of a report", said)],
+    "docs/reference/stacks.md": [Checked("lines of a report", is_logged)],
 }  # fmt: skip
 
 

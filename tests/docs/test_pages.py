@@ -57,9 +57,9 @@ def test_a_tutorial_run_from_top_to_bottom_shows_what_it_says(tmp_path: Path, wa
     # These pages need the users' own kind of workers, not our forks.
     is_looked_into = page.stem in {"hang", "in-place", "rehearse", "spent"}
     output = run_in_shell(tmp_path, "\n".join(script), {} if is_looked_into else warm.env, LIMIT_S)
-    told = output.split("=== end of a block\n")
-    assert len(told) == len(expected) + 1, output
-    for wanted, seen in zip(expected, told, strict=False):
+    printed = output.split("=== end of a block\n")
+    assert len(printed) == len(expected) + 1, output
+    for wanted, seen in zip(expected, printed, strict=False):
         for line in wanted:
             pattern = ".*".join(re.escape(part) for part in line.split("…"))
             assert re.search(f"^{pattern}$", seen, re.MULTILINE), f"{line!r} is not in\n{seen}"

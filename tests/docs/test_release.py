@@ -205,7 +205,7 @@ def test_no_page_message_or_recipe_promises_a_package_that_is_not_published() ->
         if path.is_file() and path.suffix != ".pyc"
     }
     assert len(texts) > 200
-    found = {str(path.relative_to(ROOT)): said for path, text in texts.items() if (said := promises(text))}
+    found = {str(path.relative_to(ROOT)): promised for path, text in texts.items() if (promised := promises(text))}
     assert found == {}
 
 

@@ -68,7 +68,7 @@ PHONE = """<iframe width="390" height="800" srcdoc="%s"></iframe><pre id="probe"
     hidden: table.scrollWidth - table.clientWidth, width: page.documentElement.clientWidth });
 }, 500);</script>"""
 WORKER = {"rank": 1023, "local_rank": 7, "id": 4711000, "state": "running", "cpu_s": 12345.6, "rss_bytes": 98765 << 20}
-TOLD: dict[str, Any] = {
+STATUS: dict[str, Any] = {
     "time": "2026-11-23T20:25:14Z", "since": "2026-11-23T20:25:11Z", "state": "HEALTHY", "phase": "running",
     "run": {"run_id": "job", "entrypoint": "train.py", "host": "n0", "pid": 1, "max_restarts": 2},
     "round": {"round": 3, "world_size": 8, "group_world_size": 1, "restart_count": 2}, "workers": [WORKER],
@@ -77,8 +77,8 @@ TOLD: dict[str, Any] = {
 }  # fmt: skip
 
 
-def read_on_a_phone(told: dict[str, Any], folder: Path) -> dict[str, Any]:
-    page = PAGE.replace("<script>", ANSWERED % json.dumps(told) + "<script>")
+def read_on_a_phone(status: dict[str, Any], folder: Path) -> dict[str, Any]:
+    page = PAGE.replace("<script>", ANSWERED % json.dumps(status) + "<script>")
     (folder / "phone.html").write_text(PHONE % html.escape(page))
     dom = dom_of((folder / "phone.html").as_uri(), folder, "--virtual-time-budget=2000")
     read = html.unescape(re.search(r'<pre id="probe">(.*?)</pre>', dom, re.DOTALL)[1])  # type: ignore[index]
@@ -87,7 +87,7 @@ def read_on_a_phone(told: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 @pytest.mark.all
 def test_a_phone_shows_all_of_a_worker_why_it_was_restarted_and_that_no_restart_is_left(tmp_path: Path) -> None:
-    read = read_on_a_phone(TOLD, tmp_path)
+    read = read_on_a_phone(STATUS, tmp_path)
     assert read["width"] < 400
     assert read["hidden"] == 0
     assert "restarts charged2 of 2, none left" in read["facts"]
@@ -98,8 +98,8 @@ def test_a_phone_shows_all_of_a_worker_why_it_was_restarted_and_that_no_restart_
 @pytest.mark.parametrize("second, is_of_this_restart", [(12, True), (10, False)])
 def test_the_page_says_what_was_kept_in_place(tmp_path: Path, second: int, is_of_this_restart: bool) -> None:
     recovery = {"text": "3 of 4 workers kept, state of step 7 from rank 0, 60 ms", "at": f"2026-11-23T20:25:{second}Z"}
-    told = {**TOLD, "last_restart": {**TOLD["last_restart"], "in_place": True}, "last_recovery": recovery}
-    restart = read_on_a_phone(told, tmp_path)["restart"]
+    status = {**STATUS, "last_restart": {**STATUS["last_restart"], "in_place": True}, "last_recovery": recovery}
+    restart = read_on_a_phone(status, tmp_path)["restart"]
     assert restart.endswith(f"in place: {recovery['text']}") is is_of_this_restart, restart
 
 

@@ -180,5 +180,5 @@ def test_the_script_runs_and_zooms_and_nothing_that_a_log_brings_along_runs(tmp_
 def test_on_a_phone_nothing_is_wider_than_the_screen_but_the_picture_and_long_lists(tmp_path: Path) -> None:
     pages = [html.escape(page(story_of(*nodes))) for nodes in (a_crash(), (many_restarts(40),))]
     phones = [f'<iframe width="390" height="844" srcdoc="{each}"></iframe>' for each in pages]
-    told = look(tmp_path, PHONES.format("\n".join(phones)), "")["told"]
-    assert told == [{"wide": [], "cut": 0, "over": 0}] * 2
+    measured = look(tmp_path, PHONES.format("\n".join(phones)), "")["told"]
+    assert measured == [{"wide": [], "cut": 0, "over": 0}] * 2

@@ -29,7 +29,7 @@ FAIL, FINISH = signal.SIGUSR1, signal.SIGUSR2
 FAIL_CODE = 7
 
 # The environment variables that a worker reports.
-TOLD = (
+REPORTED = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
     "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "AELASTIC_ROUND",
 )  # fmt: skip
@@ -52,7 +52,7 @@ def finish(*_):
 
 signal.signal(signal.SIGUSR1, fail)
 signal.signal(signal.SIGUSR2, finish)
-numbers = [os.environ[name] for name in {TOLD!r}]
+numbers = [os.environ[name] for name in {REPORTED!r}]
 say("start", os.getpid(), *numbers, os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], os.environ["ROLE_NAME"])
 begin_talk()
 rest()
@@ -95,7 +95,7 @@ TEAM_LEASE_S = 10.0
 COORDINATES = r"this agent leads the job now \("
 IS_SPARE = "this node is a spare"
 # Texts that an agent logs only if it has a bug, and that must not be mistaken for the end of a job.
-NEVER_SAID = re.compile(
+NEVER_LOGGED = re.compile(
     r"bug in aelastic|RendezvousClosed|never retrieved|never awaited|Exception (ignored|in callback)|Unhandled exception"
 )
 
@@ -122,8 +122,8 @@ class Start:
     @classmethod
     def of(cls, line: str) -> Start:
         _, *numbers, master_addr, master_port, role = line.split()
-        told: list[Any] = [*map(int, numbers), master_addr, int(master_port), role]
-        return cls(*told)
+        fields: list[Any] = [*map(int, numbers), master_addr, int(master_port), role]
+        return cls(*fields)
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Round:
         """The round's number from the workers' environment; it rises."""
         return self.starts[0].round
 
-    def tell(self, signum: int, *ranks: int) -> None:
+    def send_signal(self, signum: int, *ranks: int) -> None:
         """Signals the workers of these ranks; all workers, if no ranks are given."""
         for start in self.starts:
             if not ranks or start.rank in ranks:
@@ -178,19 +178,19 @@ class Agent(Job):
     def is_over(self) -> bool:
         return self.process.poll() is not None
 
-    def has_said(self, pattern: str, count: int = 1) -> bool:
+    def has_logged(self, pattern: str, count: int = 1) -> bool:
         """Whether its own output, not its workers', matches."""
         return len(re.findall(pattern, self.stderr)) >= count
 
-    def wait_said(self, pattern: str, limit_s: float = DEADLINE_S) -> None:
-        def said() -> bool:
-            if self.has_said(pattern):
+    def wait_logged(self, pattern: str, limit_s: float = DEADLINE_S) -> None:
+        def is_there() -> bool:
+            if self.has_logged(pattern):
                 return True
-            if self.is_over and not self.has_said(pattern):
+            if self.is_over and not self.has_logged(pattern):
                 pytest.fail(f"{self} ended (code {self.process.returncode}) without {pattern!r}:\n{self.story}")
             return False
 
-        wait_for(f"{self} says {pattern!r}", said, limit_s)
+        wait_for(f"{self} says {pattern!r}", is_there, limit_s)
 
     def crash(self) -> None:
         """Sends SIGKILL to the agent alone."""
@@ -297,7 +297,7 @@ class Team:
         term = rf"{COORDINATES}.*term (\d+)\)"
 
         def found() -> Agent | None:
-            here = [agent for agent in self.live if agent.has_said(COORDINATES)]
+            here = [agent for agent in self.live if agent.has_logged(COORDINATES)]
             return max(here, key=lambda agent: int(re.findall(term, agent.stderr)[-1]), default=None)
 
         agent: Agent = wait_for("a coordinator", found)
@@ -346,7 +346,7 @@ class Team:
     def finish(self, round_: Round) -> None:
         """Makes all workers succeed, and expects every live agent to succeed."""
         live = self.live
-        round_.tell(FINISH)
+        round_.send_signal(FINISH)
         for agent in live:
             assert agent.wait() == 0, self.story
 
@@ -358,8 +358,8 @@ class Team:
         for agent in self.agents:
             agent.wait()
             agent.wait_nothing_left()
-        said = {agent: NEVER_SAID.search(agent.stderr) for agent in self.agents}
-        assert not any(said.values()), f"{said}\n{self.story}"
+        bugs = {agent: NEVER_LOGGED.search(agent.stderr) for agent in self.agents}
+        assert not any(bugs.values()), f"{bugs}\n{self.story}"
 
 
 @contextmanager

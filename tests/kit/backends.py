@@ -179,19 +179,19 @@ class WatchingStandIn:
 
     on_found: Callable[[Found], Coroutine[Any, Any, None]]
     env: dict[str, str] = field(default_factory=lambda: {"WATCHED": "yes"})
-    heard: list[tuple[Any, ...]] = field(default_factory=list)
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
 
     def open(self) -> None:
-        self.heard.append(("open",))
+        self.calls.append(("open",))
 
     def started(self, generation: int, starts: Sequence[WorkerStart], ids: Mapping[int, Any]) -> None:
-        self.heard.append(("started", generation, [start.local_rank for start in starts], dict(ids)))
+        self.calls.append(("started", generation, [start.local_rank for start in starts], dict(ids)))
 
     def ended(self, generation: int, local_rank: int) -> None:
-        self.heard.append(("ended", generation, local_rank))
+        self.calls.append(("ended", generation, local_rank))
 
     async def run(self) -> None:
         await anyio.sleep_forever()
 
     def close(self) -> None:
-        self.heard.append(("close",))
+        self.calls.append(("close",))

@@ -54,9 +54,9 @@ class Job(Term):
         self.settle()
         return Act(self.leader, event, self.now)
 
-    def tell(self, *events: ev.Event) -> list[Any]:
+    def handle(self, *events: ev.Event) -> list[Any]:
         self.settle()
-        return super().tell(*events)
+        return super().handle(*events)
 
     def is_pending(self) -> bool:
         """Whether an entry is not committed yet."""
@@ -66,25 +66,25 @@ class Job(Term):
         """Answers all open requests."""
         while not self.is_cell_silent and (asked := self.leader.cell._asked) is not None:
             for event in self.of_cell(ev.ReadCell() if asked.written is None else ev.WriteCell(asked.written)):
-                super().tell(event)
+                super().handle(event)
         for conn, name in list(self.leader.followers._name_of.items()):
             if (log_plan := self.leader._log_plans()(name)) is not None and self.is_pending():
-                super().tell(ev.Flushed(conn, self.leader.followers._sent[name]))
+                super().handle(ev.Flushed(conn, self.leader.followers._sent[name]))
                 for event in self.followed(conn, m.Plan(self.leader.term, LEASE_S, log=log_plan)):
-                    super().tell(event)
+                    super().handle(event)
 
-    def said(self, name: str, message: Any) -> Act:
+    def sends(self, name: str, message: Any) -> Act:
         """A node's message arrives as its whole status, after the node has read its plan."""
         conn = self.conns[name]
         if isinstance(message, UPWARD):
             return self.act(ev.Received(conn, message))
         self.read(conn, name)
-        return self.act(ev.Received(conn, self.reports.said(message)))
+        return self.act(ev.Received(conn, self.reports.status_after(message)))
 
     def read(self, conn: int, name: str) -> None:
         plan = self.leader.connections.plans.of(name, self.now)
         for each in news(self.plans.get(conn), plan):
-            self.reports.hears(name, each)
+            self.reports.receives(name, each)
         self.plans[conn] = plan
 
     def greets(
@@ -114,13 +114,13 @@ class Job(Term):
 
     def do(self, acts: Iterator[Act]) -> None:
         for act in acts:
-            self.tell(act.event)
+            self.handle(act.event)
 
     def gather(self, of: list[Name], **others: Any) -> None:
         self.do(self.greets(name, **others) for name in of)
 
     def live(self, of: list[Name]) -> None:
-        self.do(self.said(name, m.Alive()) for name in of)
+        self.do(self.sends(name, m.Alive()) for name in of)
 
     def pass_until(self, is_there: Callable[[], bool], alive: list[Name]) -> Act:
         """Lets time pass, with heartbeats from agents, until the next deadline is the one to measure."""
@@ -133,12 +133,12 @@ class Job(Term):
         """Several agents do the same, one after the other."""
         return ((name, ONE, act_of(each)) for each in of)
 
-    def all_say(self, name: str, of: list[Name], message_of: Callable[[Name], Any]) -> Iterator[Measured]:
+    def all_send(self, name: str, of: list[Name], message_of: Callable[[Name], Any]) -> Iterator[Measured]:
         """All agents send a message; the last few are measured, and the very last one concerns all agents."""
         *others, last = of
-        self.do(self.said(each, message_of(each)) for each in others[:-FEW])
-        yield from self.each(name, others[-FEW:], lambda each: self.said(each, message_of(each)))
-        yield f"{name}, the last of all", ALL, self.said(last, message_of(last))
+        self.do(self.sends(each, message_of(each)) for each in others[:-FEW])
+        yield from self.each(name, others[-FEW:], lambda each: self.sends(each, message_of(each)))
+        yield f"{name}, the last of all", ALL, self.sends(last, message_of(last))
 
 
 def running(count: int, room: int = 0, **others: Any) -> Job:
@@ -147,7 +147,7 @@ def running(count: int, room: int = 0, **others: Any) -> Job:
     job.gather(names(count))
     if room:
         job.pass_until(lambda: job.coordinator.deadline in {None, job.leader.deadline}, [])
-        job.tell(ev.DeadlinePassed())
+        job.handle(ev.DeadlinePassed())
     job.settle()
     assert job.coordinator.phase is Phase.RUNNING and len(job.coordinator.roster.participants) == count
     return job
@@ -160,9 +160,9 @@ def a_round_forms(count: int) -> Iterator[Measured]:
         yield "connects", ONE, job.act(ev.Opened(9000 + number, "10.0.0.9", "10.0.0.100"))
     job.gather(all_names[:-FEW])
     yield from job.each("greets", all_names[-FEW:], job.greets)
-    yield from job.each("is alive", first, lambda name: job.said(name, m.Alive()))
-    yield from job.each("is ready", first, lambda name: job.said(name, m.Ready(node(name))))
-    yield from job.each("has prepared", first, lambda name: job.said(name, m.Prepared(name, m.Starts.WARM)))
+    yield from job.each("is alive", first, lambda name: job.sends(name, m.Alive()))
+    yield from job.each("is ready", first, lambda name: job.sends(name, m.Ready(node(name))))
+    yield from job.each("has prepared", first, lambda name: job.sends(name, m.Prepared(name, m.Starts.WARM)))
     yield "all read why the round waits", ALL, job.pass_until(
         lambda: job.leader.deadline == job.leader._waiting_text_at, all_names
     )  # fmt: skip
@@ -176,8 +176,8 @@ def a_round_forms(count: int) -> Iterator[Measured]:
         job.pass_until(lambda: job.leader.cell._asked is None, all_names)
     yield from job.each("brings garbage", first, lambda name: job.act(ev.Garbled(job.conns[name], "no message", False)))
     yield from job.each("breaks off", second, job.breaking)
-    yield from job.each("leaves", third, lambda name: job.said(name, m.Left(name, "SIGTERM")))
-    yield from job.each("hangs up", fourth, lambda name: job.said(name, m.HungUp()))
+    yield from job.each("leaves", third, lambda name: job.sends(name, m.Left(name, "SIGTERM")))
+    yield from job.each("hangs up", fourth, lambda name: job.sends(name, m.HungUp()))
     asked = m.Campaign(TERM + 3, id_of(job.leader.log.node.committed), leader_at("x", "token of x"))
     for number in range(FEW):
         yield "is asked who leads", ONE, job.act(ev.Campaigned(number, asked.replace(term=0)))
@@ -212,7 +212,7 @@ def a_round_begins_is_asked_and_drained(count: int) -> Iterator[Measured]:
     job.gather(all_names[:-1])
     yield "the first round begins", ALL, job.greets(all_names[-1])
     few = all_names[FEW : 2 * FEW]
-    yield from job.each("works", few, lambda name: job.said(name, m.Alive()))
+    yield from job.each("works", few, lambda name: job.sends(name, m.Alive()))
     for name in few:
         job.close(name)
     yield from job.each("is back", few, lambda name: job.greets(name, past=busy()))
@@ -227,17 +227,17 @@ def a_round_begins_is_asked_and_drained(count: int) -> Iterator[Measured]:
     yield from job.each("a spare is lost", spares, lambda _: job.due())
     job.gather(spares)
     ask = r.Fetch(first, "ask", r.What.LOG, all_names[1], 0)
-    yield from job.each("asks to see a log", few, lambda name: job.said(name, ask.replace(node_id=name)))
+    yield from job.each("asks to see a log", few, lambda name: job.sends(name, ask.replace(node_id=name)))
     shown = r.Fetched(first, first, "ask", "", "text")
-    yield from job.each("shows a log", few, lambda name: job.said(name, shown.replace(node_id=name)))
+    yield from job.each("shows a log", few, lambda name: job.sends(name, shown.replace(node_id=name)))
     hangs = m.Hangs(first, 1, "no output for 60 s", 60.0, is_stopped=True)
-    yield "a hang", ALL, job.said(first, hangs)
-    yield from job.each("finds the same hang", few, lambda name: job.said(name, hangs.replace(node_id=name)))
-    yield from job.all_say("reports what its workers do", all_names, lambda name: m.Saw(name, 1, ()))
-    yield "a drain", ALL, job.said(first, r.Ask(first, "ask", r.Verb.DRAIN, "", 60.0, "spot"))
+    yield "a hang", ALL, job.sends(first, hangs)
+    yield from job.each("finds the same hang", few, lambda name: job.sends(name, hangs.replace(node_id=name)))
+    yield from job.all_send("reports what its workers do", all_names, lambda name: m.Saw(name, 1, ()))
+    yield "a drain", ALL, job.sends(first, r.Ask(first, "ask", r.Verb.DRAIN, "", 60.0, "spot"))
     notice = job.coordinator.drain.notice_id
-    yield from job.all_say("holds its ranks", all_names, lambda name: r.Frozen(name, notice, 7, 2, 0))
-    yield from job.each("has saved", all_names[:FEW], lambda name: job.said(name, r.Saved(name, notice)))
+    yield from job.all_send("holds its ranks", all_names, lambda name: r.Frozen(name, notice, 7, 2, 0))
+    yield from job.each("has saved", all_names[:FEW], lambda name: job.sends(name, r.Saved(name, notice)))
 
 
 def verdict_taken(job: Job) -> Act:
@@ -252,18 +252,18 @@ def a_round_fails_the_next_succeeds(count: int) -> Iterator[Measured]:
     job, all_names = running(count), names(count)
     first, few, others = all_names[0], all_names[1 : 1 + FEW], all_names[1 + FEW : 1 + 2 * FEW]
     failure = FAILURE.replace(exitcode=1)
-    yield "a failure that may be a victim's", ALL, job.said(first, m.Failed(first, 1, failure))
-    yield from job.each("fails before all know", few, lambda name: job.said(name, m.Failed(name, 1, failure)))
+    yield "a failure that may be a victim's", ALL, job.sends(first, m.Failed(first, 1, failure))
+    yield from job.each("fails before all know", few, lambda name: job.sends(name, m.Failed(name, 1, failure)))
     yield "all learn why the round is over", ALL, job.due()
-    yield from job.each("fails as well", others, lambda name: job.said(name, m.Failed(name, 1, failure)))
+    yield from job.each("fails as well", others, lambda name: job.sends(name, m.Failed(name, 1, failure)))
     job.now += 2 * GRACE_S
     job.live(all_names)
-    yield from job.all_say("is ready again", all_names, lambda name: m.Ready(node(name)))
+    yield from job.all_send("is ready again", all_names, lambda name: m.Ready(node(name)))
     while job.coordinator.phase is not Phase.RUNNING:
         job.pass_deadline()
     round_ = job.coordinator.round
-    yield from job.each("opts in", few, lambda name: job.said(name, m.OptedIn(name, round_)))
-    yield from job.all_say("succeeds", all_names, lambda name: m.Succeeded(name, round_))
+    yield from job.each("opts in", few, lambda name: job.sends(name, m.OptedIn(name, round_)))
+    yield from job.all_send("succeeds", all_names, lambda name: m.Succeeded(name, round_))
     yield "all receive the verdict", ALL, verdict_taken(job)
     yield from job.each("comes after the verdict", names(FEW, count), job.greets)
     yield from job.each("knows the verdict", few, lambda name: job.act(ev.Closed(job.conns[name], Close.ORDERLY)))
@@ -283,25 +283,25 @@ def ended(count: int, **others: Any) -> Job:
 def a_round_that_is_over_loses_agents(count: int) -> Iterator[Measured]:
     job, all_names = ended(count), names(count)
     few, others, last = all_names[1 : 1 + FEW], all_names[1 + FEW : 1 + 2 * FEW], all_names[-1]
-    yield from job.each("leaves", few, lambda name: job.said(name, m.Left(name, "SIGTERM")))
+    yield from job.each("leaves", few, lambda name: job.sends(name, m.Left(name, "SIGTERM")))
     yield from job.each("breaks off", others, job.breaking)
     stopping = busy().replace(phase=m.NodePhase.STOPPING)
     yield from job.each("is back", others, lambda name: job.greets(name, past=stopping))
     for name in all_names[1 + FEW : -1]:
-        job.tell(job.breaking(name).event)
+        job.handle(job.breaking(name).event)
         job.now += 1e-4
-    yield "an earlier failure, and each loss is weighed", ALL, job.said(last, m.Failed(last, 1, FAILURE, age_s=99.0))
+    yield "an earlier failure, and each loss is weighed", ALL, job.sends(last, m.Failed(last, 1, FAILURE, age_s=99.0))
     yield from job.each("is lost", few, lambda _: job.due())
 
 
 def a_round_ends_in_other_ways(count: int) -> Iterator[Measured]:
     all_names, (first, second) = names(count), names(2)
     job = running(count)
-    job.said(first, m.Failed(first, 1, FAILURE.replace(exitcode=1)))
+    job.sends(first, m.Failed(first, 1, FAILURE.replace(exitcode=1)))
     job.pass_deadline()
-    yield "the end costs nothing after all", ALL, job.said(second, m.Left(second, "SIGTERM", age_s=9.0))
+    yield "the end costs nothing after all", ALL, job.sends(second, m.Left(second, "SIGTERM", age_s=9.0))
     job = ended(count, join_timeout_s=3.0)
-    job.do(job.said(name, m.Ready(node(name))) for name in all_names[: count // 2])
+    job.do(job.sends(name, m.Ready(node(name))) for name in all_names[: count // 2])
     yield "an agent that does not stop is given up", ALL, job.pass_until(
         lambda: job.coordinator.deadline in {None, job.leader.deadline}, all_names
     )  # fmt: skip
@@ -309,7 +309,7 @@ def a_round_ends_in_other_ways(count: int) -> Iterator[Measured]:
 
 def the_job_fails(count: int) -> Iterator[Measured]:
     job, first = running(count, max_restarts=0), names(1)[0]
-    yield "a failure", ALL, job.said(first, m.Failed(first, 1, FAILURE))
+    yield "a failure", ALL, job.sends(first, m.Failed(first, 1, FAILURE))
     yield "the verdict is proposed", ALL, job.due()
     assert job.coordinator.is_closed and not job.leader.is_over
     yield "all receive it", ALL, verdict_taken(job)
@@ -318,20 +318,20 @@ def the_job_fails(count: int) -> Iterator[Measured]:
 
 def agents_finish_and_leave(count: int) -> Iterator[Measured]:
     job, all_names, first = running(count + 2), names(count), names(1)[0]
-    job.do(job.said(name, m.Succeeded(name, 1)) for name in all_names[: count // 2])
+    job.do(job.sends(name, m.Succeeded(name, 1)) for name in all_names[: count // 2])
     yield "those that have finished read what is waited for", ALL, job.pass_until(
         lambda: job.leader.deadline == job.leader._waiting_text_at, names(count + 2)
     )  # fmt: skip
-    yield "one that has finished leaves", ALL, job.said(first, m.Left(first, "SIGTERM"))
-    job.do(job.said(name, m.Succeeded(name, 1)) for name in all_names[count // 2 :])
-    job.do(job.said(name, m.Left(name, "SIGTERM")) for name in all_names[1:FEW])  # the log keeps each
+    yield "one that has finished leaves", ALL, job.sends(first, m.Left(first, "SIGTERM"))
+    job.do(job.sends(name, m.Succeeded(name, 1)) for name in all_names[count // 2 :])
+    job.do(job.sends(name, m.Left(name, "SIGTERM")) for name in all_names[1:FEW])  # the log keeps each
     (last,) = names(1, count + 1)
     job.close(last)
     for _ in range(FEW):
         yield "is back in a round that some have left", ONE, job.greets(last, past=busy())
 
 
-def an_agent_hears_no_other(count: int) -> Iterator[Measured]:
+def an_agent_receives_nothing(count: int) -> Iterator[Measured]:
     all_names = names(count)
     job = running(count, own=all_names[0], is_replaceable=True)
     silent_at = job.now + LEASE_S
@@ -351,8 +351,8 @@ def few_of_many_vote(count: int) -> Iterator[Measured]:
     job = running(count, own=all_names[0], do_nodes_vote=True)
     entry = job.leader.log.node.committed
     assert isinstance(entry, Entry) and [*entry.voters] == voters
-    yield from job.each("is alive", voters, lambda name: job.said(name, m.Alive()))
-    yield from job.each("reports", others, lambda name: job.said(name, job.reports.of[name]))
+    yield from job.each("is alive", voters, lambda name: job.sends(name, m.Alive()))
+    yield from job.each("reports", others, lambda name: job.sends(name, job.reports.of[name]))
     for _ in range(FEW):
         yield (
             "a plan is in the kernel's hands",
@@ -360,7 +360,7 @@ def few_of_many_vote(count: int) -> Iterator[Measured]:
             job.act(ev.Flushed(job.conns[second], job.leader.followers._sent[second])),
         )
         yield "a campaign", ONE, job.act(ev.Campaigned(9, m.Campaign(1, entry.id, leader_at("x", "token of x"))))
-    yield "a cordon is requested", ALL, job.said(second, r.Ask(second, "ask", r.Verb.CORDON, "host-n9", 0.0, "fans"))
+    yield "a cordon is requested", ALL, job.sends(second, r.Ask(second, "ask", r.Verb.CORDON, "host-n9", 0.0, "fans"))
     assert job.is_pending()
     job.settle()
     assert not job.is_pending()
@@ -390,9 +390,9 @@ def newcomers_come(count: int) -> Iterator[Measured]:
         "newcomer", newcomers[-2 * FEW : -FEW], lambda name: job.greets(name, starts=m.Starts.PREPARING)
     )
     yield from job.each(
-        "newcomer has prepared", newcomers[:FEW], lambda name: job.said(name, m.Prepared(name, m.Starts.WARM))
+        "newcomer has prepared", newcomers[:FEW], lambda name: job.sends(name, m.Prepared(name, m.Starts.WARM))
     )
-    job.do(job.said(name, m.Prepared(name, m.Starts.WARM)) for name in newcomers[FEW:-FEW])
+    job.do(job.sends(name, m.Prepared(name, m.Starts.WARM)) for name in newcomers[FEW:-FEW])
     is_over = job.pass_until(lambda: job.coordinator.deadline in {None, job.leader.deadline}, names(2 * count - FEW))
     yield "newcomers end the round", ALL, is_over
 
@@ -402,12 +402,12 @@ def nothing_is_committed(count: int) -> Iterator[Measured]:
     job, all_names = running(count, room=1), names(count)
     first, few = all_names[0], all_names[1 : 1 + FEW]
     job.is_cell_silent = True
-    job.do([job.said(first, r.Ask(first, "ask", r.Verb.CORDON, "host-n9", 0.0, "fans"))])  # type: ignore[arg-type]
+    job.do([job.sends(first, r.Ask(first, "ask", r.Verb.CORDON, "host-n9", 0.0, "fans"))])  # type: ignore[arg-type]
     assert job.leader.log.proposal is not None
     for _ in range(2):
         job.do(job.greets(name, past=busy()) for name in few)
     yield from job.each("is back", few, lambda name: job.greets(name, past=busy()))
-    job.do(job.said(name, m.Succeeded(name, 1)) for name in all_names[:-1])
+    job.do(job.sends(name, m.Succeeded(name, 1)) for name in all_names[:-1])
     yield "what has waited is decided", ALL, verdict_taken(job)
 
 
@@ -430,10 +430,10 @@ def a_round_is_taken_over(count: int) -> Iterator[Measured]:
     job.do(job.greets(name, past=past) for name in all_names[: -2 * FEW])
     yield from job.each("reports", all_names[-2 * FEW : -FEW], lambda name: job.greets(name, past=past))
     first, second, third, fourth = (all_names[FEW * part : FEW * (part + 1)] for part in range(4))
-    yield from job.each("is ready", first, lambda name: job.said(name, m.Ready(node(name))))
-    yield from job.each("has succeeded", second, lambda name: job.said(name, m.Succeeded(name, 7)))
-    yield from job.each("fails", third, lambda name: job.said(name, m.Failed(name, 7, FAILURE)))
-    yield from job.each("leaves", fourth, lambda name: job.said(name, m.Left(name, "SIGTERM")))
+    yield from job.each("is ready", first, lambda name: job.sends(name, m.Ready(node(name))))
+    yield from job.each("has succeeded", second, lambda name: job.sends(name, m.Succeeded(name, 7)))
+    yield from job.each("fails", third, lambda name: job.sends(name, m.Failed(name, 7, FAILURE)))
+    yield from job.each("leaves", fourth, lambda name: job.sends(name, m.Left(name, "SIGTERM")))
     yield "it continues without some", ALL, job.pass_until(
         lambda: job.coordinator.deadline in {None, job.leader.deadline}, all_names[: -FEW]
     )  # fmt: skip
@@ -458,7 +458,7 @@ def agents_want_ranks(count: int) -> Iterator[Measured]:
     )
     job = Job((2, 2 * count))
     job.gather(names(count + 1), rank=0)
-    yield "agents with one rank are distinguished", ALL, job.said("n0", m.Alive())
+    yield "agents with one rank are distinguished", ALL, job.sends("n0", m.Alive())
 
 
 # A node.
@@ -581,9 +581,9 @@ def in_a_large_job(count: int) -> member.Story:
     there.core.terms = there.core.terms.replace(max_nodes=size)
     ranks = member.RANKS.replace(group_world_size=size, world_size=2 * size, role_world_size=2 * size)
     entry = member.after(member.FIRST, *member.VOTERS, payload=payload_of(JobState(round_of(2, 4, nodes_of(size), ""))))
-    there.tell(me.Received(1, member.WELCOME.replace(log=member.of_log(proposal=entry))))
+    there.handle(me.Received(1, member.WELCOME.replace(log=member.of_log(proposal=entry))))
     assigned = member.assigned(2).replace(ranks=ranks)
-    there.tell(me.Received(1, member.RUNS.replace(log=member.of_log(committed=entry), assigned=assigned)))
+    there.handle(me.Received(1, member.RUNS.replace(log=member.of_log(committed=entry), assigned=assigned)))
     assert there.node.committed == entry and there.core.state.round == 2
     return there
 
@@ -610,11 +610,11 @@ def an_agent_in_a_large_job(count: int) -> Iterator[Measured]:
         yield "loses the leader", ONE, Act(there.core, lost, there.now)
         yield name, ONE, Act(there.core, event, there.now)
     there = in_a_large_job(count)
-    there.tell(lost)
+    there.handle(lost)
     conn = there.core.conn
     yield "is connected", ONE, Act(there.core, me.Connected(conn), there.now)
     there = in_a_large_job(count)
-    there.tell(lost)
+    there.handle(lost)
     yield "does not reach it", ONE, Act(there.core, me.ConnectFailed(there.core.conn, True, "refused"), there.now)
     there = member.campaigning()
     yield "leads", ONE, Act(there.core, me.Leading(member.leader_at("me", 9), 9), there.now)
@@ -623,7 +623,7 @@ def an_agent_in_a_large_job(count: int) -> Iterator[Measured]:
 
 
 LIVES: list[Life] = [
-    a_round_forms, agents_fall_silent, an_agent_hears_no_other, a_round_begins_is_asked_and_drained,
+    a_round_forms, agents_fall_silent, an_agent_receives_nothing, a_round_begins_is_asked_and_drained,
     a_round_fails_the_next_succeeds, a_round_that_is_over_loses_agents, a_round_ends_in_other_ways, the_job_fails,
     agents_finish_and_leave, newcomers_come, nothing_is_committed, few_of_many_vote, a_round_is_taken_over,
     a_round_is_taken_over_whole, agents_want_ranks, workers_start_and_end, workers_are_watched, timers_run, an_agent_in_a_large_job,

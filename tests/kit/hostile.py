@@ -30,7 +30,7 @@ LARGE_BYTES = 10 << 20
 class Recording:
     """The messages of an honest client, in the parts that it sent after each answer."""
 
-    said: tuple[bytes, ...]
+    frames: tuple[bytes, ...]
 
 
 @dataclass
@@ -72,36 +72,36 @@ class Knowledge:
 def _client(sock: socket.socket, key: Key, purpose: str) -> tuple[Handshake, list[bytes]]:
     """Completes the handshake, or tries to."""
     proof = Handshake([key], PROTOCOL, purpose, os.urandom(NONCE_BYTES), is_client=True)
-    said = [proof.begin()]
-    sock.sendall(said[0])
+    sent = [proof.begin()]
+    sock.sendall(sent[0])
     while proof.tags is None and (data := sock.recv(4096)):
         if answer := proof.feed(data):
-            said.append(answer)
+            sent.append(answer)
             sock.sendall(answer)
-    return proof, said
+    return proof, sent
 
 
 def record(host: str, port: int, key: Key, message: m.Upward) -> Recording:
     """Records an honest session with one message."""
     with socket.create_connection((host, port), timeout=DEADLINE_S) as sock:
-        proof, said = _client(sock, key, "member")
+        proof, sent = _client(sock, key, "member")
         assert proof.tags is not None, "the port is the leader's, and the secret is right"
         frame = encode(message)
-        said.append(frame[:HEAD_BYTES] + proof.tags.sent.tag(frame[HEAD_BYTES:]) + frame[HEAD_BYTES:])
-        sock.sendall(said[-1])
+        sent.append(frame[:HEAD_BYTES] + proof.tags.sent.tag(frame[HEAD_BYTES:]) + frame[HEAD_BYTES:])
+        sock.sendall(sent[-1])
         sock.recv(1)
-    return Recording(tuple(said))
+    return Recording(tuple(sent))
 
 
 def _rest(sock: socket.socket) -> bytes:
-    heard = b""
+    received = b""
     with suppress(OSError):
         while data := sock.recv(65536):
-            heard += data
-    return heard
+            received += data
+    return received
 
 
-def _say(sock: socket.socket, parts: Sequence[bytes]) -> None:
+def _send(sock: socket.socket, parts: Sequence[bytes]) -> None:
     for index, part in enumerate(parts):
         if index:
             sock.recv(4096)
@@ -113,8 +113,8 @@ def _garbage(dice: random.Random, sock: socket.socket, known: Knowledge) -> None
 
 
 def _replay(dice: random.Random, sock: socket.socket, known: Knowledge) -> None:
-    said = dice.choice(known.recordings).said
-    _say(sock, said if dice.random() < 0.5 else [b"".join(said)])
+    frames = dice.choice(known.recordings).frames
+    _send(sock, frames if dice.random() < 0.5 else [b"".join(frames)])
 
 
 def _large(dice: random.Random, sock: socket.socket, known: Knowledge) -> None:
@@ -132,7 +132,7 @@ def _other_secret(dice: random.Random, sock: socket.socket, known: Knowledge) ->
 
 def _claimed_key(dice: random.Random, sock: socket.socket, known: Knowledge) -> None:
     """Names the job's own key, reads the greeting, and invents a proof."""
-    greeting = json.loads(dice.choice(known.recordings).said[0][HEAD_BYTES:])
+    greeting = json.loads(dice.choice(known.recordings).frames[0][HEAD_BYTES:])
     greeting[1]["nonce"] = dice.randbytes(NONCE_BYTES).hex()
     body = json.dumps(greeting, separators=(",", ":")).encode()
     sock.sendall(len(body).to_bytes(4, "big") + body)
@@ -165,11 +165,11 @@ def attack(seed: int, host: str, ports: Sequence[int], known: Knowledge, *, stay
         return kind.__name__, _rest(sock)
 
 
-def half_open(host: str, ports: Sequence[int], count: int, said: bytes) -> Iterator[socket.socket]:
+def half_open(host: str, ports: Sequence[int], count: int, data: bytes) -> Iterator[socket.socket]:
     """Opens connections that send nothing or half a message, and stay open."""
     for index in range(count):
         with suppress(OSError):
             sock = socket.create_connection((host, ports[index % len(ports)]), timeout=ANSWER_S)
             if index % 2:
-                sock.sendall(said[: index % len(said)])
+                sock.sendall(data[: index % len(data)])
             yield sock

@@ -89,18 +89,18 @@ def frames(draw: st.DrawFn, words: Sequence[Record], begin: Sequence[Record] = (
         words: messages that are slightly changed.
         begin: messages that most connections send first.
     """
-    said = b"".join(map(encode, begin)) if draw(st.integers(0, 3)) else b""  # type: ignore[arg-type]
+    data = b"".join(map(encode, begin)) if draw(st.integers(0, 3)) else b""  # type: ignore[arg-type]
     for _ in range(draw(st.integers(0, 4))):
         kind = draw(st.integers(0, 7))
         if kind < 6:
             value = json.loads(encode(draw(st.sampled_from(list(words))))[4:])  # type: ignore[arg-type]
-            said += frame(json.dumps(draw(mutated(value, most=draw(st.sampled_from([0, 1, 1, 3]))))).encode())
+            data += frame(json.dumps(draw(mutated(value, most=draw(st.sampled_from([0, 1, 1, 3]))))).encode())
         elif kind == 6:
-            said += frame(draw(GARBAGE))
+            data += frame(draw(GARBAGE))
         else:
             size = draw(st.sampled_from([0, 1, FRAME_MAX, FRAME_MAX + 1, 2**31, 2**32 - 1]))
-            said += size.to_bytes(4, "big") + draw(GARBAGE)
-    return said
+            data += size.to_bytes(4, "big") + draw(GARBAGE)
+    return data
 
 
 class Sent:
@@ -129,7 +129,7 @@ def talk(sock: socket.socket, data: bytes, *, half_closes: bool = True) -> bytes
     Raises:
         TimeoutError: the other end does neither.
     """
-    heard = b""
+    answer = b""
     with sock:
         sock.settimeout(DEADLINE_S)
         try:
@@ -137,14 +137,14 @@ def talk(sock: socket.socket, data: bytes, *, half_closes: bool = True) -> bytes
             if half_closes:
                 sock.shutdown(socket.SHUT_WR)
             while received := sock.recv(1 << 16):
-                heard += received
+                answer += received
                 if not half_closes:
                     break
         except TimeoutError:
             raise
         except OSError:
             pass  # the other end reset the connection
-    return heard
+    return answer
 
 
 def put(path: Path, data: bytes) -> None:

@@ -38,12 +38,12 @@ class Story:
 
     round: int = 0
     deaths: list[int] = field(default_factory=list)  # ranks
-    said: list[dict[str, Any]] = field(default_factory=list)  # messages of workers, with their ranks
+    received: list[dict[str, Any]] = field(default_factory=list)  # messages of workers, with their ranks
     output: str = ""
     pids: dict[int, set[int]] = field(default_factory=dict)  # of each rank
 
-    def said_by(self, rank: int, kind: str) -> list[dict[str, Any]]:
-        return [each for each in self.said if each["rank"] == rank and each["kind"] == kind]
+    def received_from(self, rank: int, kind: str) -> list[dict[str, Any]]:
+        return [each for each in self.received if each["rank"] == rank and each["kind"] == kind]
 
     def lines(self, beginning: str) -> list[str]:
         return [line for line in self.output.splitlines() if line.startswith(beginning)]
@@ -53,7 +53,7 @@ class _Worker:
     def __init__(self, rank: int, command: list[str], env: Mapping[str, str], folder: Path, output: int) -> None:
         self.rank = rank
         self.is_ready = self.is_done = False
-        self.is_heard = True
+        self.is_open = True
         self.path = folder / f"{rank}-{time.monotonic_ns()}"
         self.connection: socket.socket | None = None
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -141,14 +141,14 @@ class InPlaceAgent:
         """Runs until all ranks are done or the state is lost."""
         until = time.monotonic() + DEADLINE_S
         is_running = False
-        while self._workers and not any(each["kind"] == messages.LOST for each in self.story.said):
+        while self._workers and not any(each["kind"] == messages.LOST for each in self.story.received):
             assert time.monotonic() < until, f"hung: {self.story}\n{(self._folder / 'output').read_text()}"
-            files: list[Any] = [worker.socket for worker in self._workers if worker.is_heard]
+            files: list[Any] = [worker.socket for worker in self._workers if worker.is_open]
             files += [worker.end for worker in self._workers]
             readable, _, _ = select.select(files, [], [], 0.5)
             for worker in list(self._workers):
                 if worker.socket in readable:
-                    self._hear(worker)
+                    self._receive(worker)
                 if worker.end in readable:
                     is_running = self._lose(worker, is_running=is_running)
             if not is_running and self._workers and all(worker.is_ready for worker in self._workers):
@@ -166,7 +166,7 @@ class InPlaceAgent:
             readable, _, _ = select.select([worker.socket for worker in self._workers], [], [], DEADLINE_S)
             for worker in self._workers:
                 if worker.socket in readable:
-                    self._hear(worker)
+                    self._receive(worker)
         self._begin()
         for worker in self._workers:
             worker.socket.close()
@@ -174,7 +174,7 @@ class InPlaceAgent:
         self.story.output = (self._folder / "output").read_text()
         return codes
 
-    def _hear(self, worker: _Worker) -> None:
+    def _receive(self, worker: _Worker) -> None:
         if worker.connection is None:
             worker.accept()
             return
@@ -183,12 +183,12 @@ class InPlaceAgent:
         except ConnectionResetError:  # it has ended with a message unread
             packet = b""
         if not packet:
-            worker.is_heard = False
+            worker.is_open = False
             return
         message = messages.decode(packet)
         if message["kind"] == messages.KEEP:
             return
-        self.story.said.append({**message, "rank": worker.rank})
+        self.story.received.append({**message, "rank": worker.rank})
         worker.is_ready |= message["kind"] == messages.READY
         worker.is_done |= message["kind"] == messages.DONE and message["round"] == self.story.round
 

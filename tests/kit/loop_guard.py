@@ -242,6 +242,6 @@ def install() -> None:
     if getattr(select, "poll") is _Poll:  # noqa: B009
         return
     for owner, name, may_wait in _WATCHED:
-        said = f"{getattr(owner, '__name__', owner)}.{name}"
-        setattr(owner, name, _watched(said, getattr(owner, name), may_wait))
+        full_name = f"{getattr(owner, '__name__', owner)}.{name}"
+        setattr(owner, name, _watched(full_name, getattr(owner, name), may_wait))
     setattr(select, "poll", _Poll)  # noqa: B010  a type for the type checker

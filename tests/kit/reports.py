@@ -76,7 +76,7 @@ class Reports:
     def asked(self, name: str, ask: r.Ask) -> Reported:
         return self._now(name, asks=(*self.of[name].asks, ask))
 
-    def says(self, name: str, **fields: Any) -> Reported:
+    def updated(self, name: str, **fields: Any) -> Reported:
         return self._now(name, **fields)
 
     def hangs(self, name: str, question: m.Hangs) -> Reported:
@@ -91,7 +91,7 @@ class Reports:
         status = self.earlier[name]
         return Reported(status.node, status)
 
-    def hears(self, name: str, message: Any) -> None:
+    def receives(self, name: str, message: Any) -> None:
         """A node receives a message."""
         if name not in self.of:
             return
@@ -127,17 +127,17 @@ class Reports:
         status = self.of[name] = self.of[name].replace(**changes)
         return Reported(status.node, status, is_new)
 
-    def tell(self, core: Coordinator, message: m.NodeMessage | Event, now: float) -> list[Any]:
+    def submit(self, core: Coordinator, message: m.NodeMessage | Event, now: float) -> list[Any]:
         """What a leader sends when a node submits a message or an event arrives; nodes read it at once."""
         event = message if isinstance(message, Event) else self.reported(message)
         sends = core.handle(event, now)
         for send in sends:
-            self.hears(send.node_id, send.message)
+            self.receives(send.node_id, send.message)
         if isinstance(message, m.Left | Lost):
             self.goes(message.node_id)
         return sends
 
-    def said(self, message: m.NodeMessage) -> m.Status:
+    def status_after(self, message: m.NodeMessage) -> m.Status:
         """The status of a node after its supervisor submitted a message."""
         return self.reported(message).status
 
@@ -155,15 +155,15 @@ class Reports:
             case m.Succeeded(name, round_):
                 return self.succeeded(name, round_)
             case m.Left(name):
-                return self.says(name, left=message)
+                return self.updated(name, left=message)
             case m.Hangs(name):
                 return self.hangs(name, message)
             case m.Saw(name):
                 return self.saw(name, message)
             case r.Frozen(name):
-                return self.says(name, frozen=message)
+                return self.updated(name, frozen=message)
             case r.Saved(name):
-                return self.says(name, saved=message)
+                return self.updated(name, saved=message)
             case r.Ask(name):
                 return self.asked(name, message)
             case _:
@@ -179,7 +179,7 @@ class Job:
 
     def handle(self, message: m.NodeMessage | Event, now: float) -> list[Any]:
         """What the leader sends when a node submits a message or an event arrives."""
-        return self.nodes.tell(self.core, message, now)
+        return self.nodes.submit(self.core, message, now)
 
     def connect(self, node: m.Node, past: m.Past, now: float) -> list[Any]:
         """What the leader sends when a node with a past connects."""

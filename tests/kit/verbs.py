@@ -12,23 +12,23 @@ from aelastic.cli.commands import run_command
 from aelastic.cli.options import GROUPS
 
 
-class Said(NamedTuple):
+class Output(NamedTuple):
     code: int
     out: str
     err: str
 
 
-def verb(folder: Path, *argv: str, cwd: Path | None = None) -> Said:
+def verb(folder: Path, *argv: str, cwd: Path | None = None) -> Output:
     """Runs a verb against agents whose control sockets are in a folder, from that folder or another."""
     out, complaints = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True), list[str]()
     with contextlib.redirect_stdout(out), contextlib.chdir(cwd or folder):
         code = run_command(argv, {"XDG_RUNTIME_DIR": str(folder)}, GROUPS, complaints.append)
     out.seek(0)
-    return Said(code, out.read(), "\n".join(complaints))
+    return Output(code, out.read(), "\n".join(complaints))
 
 
-def told(folder: Path, *argv: str) -> dict[str, Any]:
+def json_of(folder: Path, *argv: str) -> dict[str, Any]:
     """The JSON output of a verb."""
-    said = verb(folder, *argv, "--json")
-    found: dict[str, Any] = json.loads(said.out)
+    output = verb(folder, *argv, "--json")
+    found: dict[str, Any] = json.loads(output.out)
     return found

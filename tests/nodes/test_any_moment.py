@@ -97,8 +97,8 @@ def test_without_most_endpoints_workers_go_on_and_what_fails_waits_for_them_and_
         assert there.fence == fence, "no worker has noticed"
         there.worker_raises(0)
         for agent in there.agents:
-            agent.wait_said("aelastic: W rendezvous: no answer from the endpoint for .*")
-        assert all(agent.has_said("can start; rendezvous endpoints missing: .*, .*") for agent in there.agents)
+            agent.wait_logged("aelastic: W rendezvous: no answer from the endpoint for .*")
+        assert all(agent.has_logged("can start; rendezvous endpoints missing: .*, .*") for agent in there.agents)
         assert there.restart == 0
         undo()
         there.wait_progress(ALL, time.monotonic(), above=fence)
@@ -107,7 +107,7 @@ def test_without_most_endpoints_workers_go_on_and_what_fails_waits_for_them_and_
         gone = there.others(left)
         undos = [there.agent_killed(index) for index in gone]
         names = ", ".join(rf"{re.escape(there.nodes[index].v4())}:29400 \(.*\)" for index in gone)
-        there.agents[left].wait_said(f"aelastic: W .*; rendezvous endpoints missing: {names}")
+        there.agents[left].wait_logged(f"aelastic: W .*; rendezvous endpoints missing: {names}")
         for undo in undos:
             undo()
         there.wait_progress(ALL, time.monotonic())
@@ -123,7 +123,7 @@ def test_a_coordinator_that_is_cut_off_as_the_job_fails_ends_nothing_that_the_ot
         fence, began = there.fence, time.monotonic()
         undo = there.cut_off(0)
         there.worker_raises(0)
-        there.agents[0].wait_said("no contact with (the rendezvous endpoint|any other node)|there is no quorum")
+        there.agents[0].wait_logged("no contact with (the rendezvous endpoint|any other node)|there is no quorum")
         there.wait_progress(there.others(0), began, above=fence)
         time.sleep(max(began + CUT_S - time.monotonic(), 0.0))
         assert not any(agent.is_over for agent in there.agents), there.team.story

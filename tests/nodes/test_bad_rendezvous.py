@@ -37,7 +37,7 @@ def error_of(agent: Agent) -> str:
 # Two agents must meet within this time, which is longer on slow machines, where deadlines are longer.
 JOIN_TIMEOUT_S = DEADLINE_S / 6
 # In an agent: it names what it is waiting for well before it gives up.
-TELLS_OFTEN = """
+NOTES_OFTEN = """
 from aelastic.rdzv.leader import leader
 from aelastic.rdzv.member import search
 
@@ -50,7 +50,7 @@ leader.WAITING_TEXT_INTERVAL_S = search.NOTE_INTERVAL_S = 1.0
 def test_what_agents_wait_for_in_vain_is_named_while_they_wait_and_in_the_end(launch: Launcher) -> None:
     """No server at the endpoint, another kind of server, missing nodes: in parallel, as most time out late."""
     nonsense, other_http = answering(os.urandom(4096)), http_server(404)
-    more: dict[str, Any] = {"wrapper": TELLS_OFTEN}
+    more: dict[str, Any] = {"wrapper": NOTES_OFTEN}
     with nonsense as nonsense_port, other_http as http_port, ExitStack() as teams:
         too_few = teams.enter_context(team_of(launch, c10d(), "3", conf={"join_timeout": JOIN_TIMEOUT_S}, **more))
         too_few.start_many(2)
@@ -68,13 +68,13 @@ def test_what_agents_wait_for_in_vain_is_named_while_they_wait_and_in_the_end(la
             assert agent.wait() == EXIT_FAILURE
             assert f"127.0.0.1:{port}" in error_of(agent)
             if port not in {nonsense_port, http_port}:
-                assert agent.has_said(rf"looking for the leader \(\d+ s\): .*:{port}.*refused"), agent.story
+                assert agent.has_logged(rf"looking for the leader \(\d+ s\): .*:{port}.*refused"), agent.story
                 assert re.search(r"no leader for \d+ s: ", error_of(agent))
         host = socket.gethostname()
         for agent in too_few.agents:
             assert agent.wait() == EXIT_TRY_AGAIN
             assert f"2 of at least 3 nodes joined within {JOIN_TIMEOUT_S:g} s: {host}, {host}" in error_of(agent)
-            assert agent.has_said(rf"2 of 3 nodes joined after \d+ s \({host}, {host}\); waiting for 1 more")
+            assert agent.has_logged(rf"2 of 3 nodes joined after \d+ s \({host}, {host}\); waiting for 1 more")
             assert not agent.starts
 
 
@@ -133,7 +133,7 @@ def test_other_terms_and_nonsense_are_refused_and_the_job_goes_on_undisturbed(la
         assert not other.starts
         team.assert_untouched(round_)
         assert [len(agent.starts) for agent in agents] == [1, 1]
-        round_.tell(FAIL, 0)
+        round_.send_signal(FAIL, 0)
         team.finish(team.wait_round(agents, after=round_))
 
 
@@ -154,7 +154,7 @@ member.PROTOCOL -= 1
 @pytest.mark.all
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    "wrapper, told",
+    "wrapper, expected",
     [
         (OLDER, f"the job speaks protocol {PROTOCOL} and this agent speaks {PROTOCOL - 1}"),
         (OLDER_AND_BLIND, f"this agent speaks protocol {PROTOCOL - 1} and the job speaks {PROTOCOL}"),
@@ -162,7 +162,7 @@ member.PROTOCOL -= 1
     ids=["by the cell", "by the leader"],
 )
 def test_an_agent_of_an_older_version_is_refused_with_one_line_that_names_both(
-    launch: Launcher, wrapper: str, told: str
+    launch: Launcher, wrapper: str, expected: str
 ) -> None:
     with team_of(launch, c10d(), "1:2", conf={"last_call_timeout": 0.1}) as team:
         first = team.start()
@@ -170,7 +170,7 @@ def test_an_agent_of_an_older_version_is_refused_with_one_line_that_names_both(
         older = team.start(wrapper=wrapper)
         assert older.wait() == EXIT_INPUT, team.story
         errors = [line for line in older.stderr.splitlines() if not line.startswith("aelastic: I ")]
-        assert len(errors) == 1 and told in errors[0], errors
+        assert len(errors) == 1 and expected in errors[0], errors
         assert not older.starts
         team.assert_untouched(round_)
         team.finish(round_)
@@ -191,9 +191,9 @@ def assert_refused_as_nonsense(team: Team) -> None:
         frame("Hello", {"protocol": PROTOCOL}),
         frame("Hello", [[[]]] * 1000),
     ):
-        said = answer_to(port, nonsense)
+        answers = answer_to(port, nonsense)
         # If it sends megabytes, its connection may be reset before it has read the reason.
-        assert len(said) <= 1, (nonsense[:80], said)
-        assert all(isinstance(word, Refused) for word in said), (nonsense[:80], said)
+        assert len(answers) <= 1, (nonsense[:80], answers)
+        assert all(isinstance(word, Refused) for word in answers), (nonsense[:80], answers)
     (refused,) = answer_to(port, hello(team))
     assert refused == Refused("this agent read an outdated record of the leader; retrying", is_final=False)

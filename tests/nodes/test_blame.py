@@ -8,7 +8,7 @@ import pytest
 from kit.agents import c10d, team_of
 from kit.faults import netns
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
-from kit.verbs import told, verb
+from kit.verbs import json_of, verb
 from kit.waiting import wait_for
 
 WORKER = """
@@ -32,11 +32,11 @@ def test_a_host_that_breaks_twice_has_no_seat_and_a_person_gives_it_back(launch:
     with team_of(launch, c10d(), "2:3", worker=WORKER, options=options, env=env) as team:
         hosts = [["unshare", "--uts", "sh", "-c", f'hostname n{number}; exec "$@"', "sh"] for number in (1, 2, 3)]
         n1, n2, n3 = (team.start(prefix=prefix) for prefix in hosts)
-        n2.wait_said("this node is cordoned for 168 h", limit_s=LAUNCH_TIMEOUT_S)
+        n2.wait_logged("this node is cordoned for 168 h", limit_s=LAUNCH_TIMEOUT_S)
         wait_for("the others go on", lambda: starts("2 n1 2") == 1)
         for agent in (n1, n2, n3):
             assert "restart 2 of 9; n2 is the cause again: cordoned while there are enough other nodes" in agent.stderr
-            last, first = told(agent.folder, "why", "-n", "2")["why"]
+            last, first = json_of(agent.folder, "why", "-n", "2")["why"]
             assert last["failure"]["host"] == first["failure"]["host"] == "n2", "each node knows"
             assert "n2 blamed: after a second time within a day" in verb(agent.folder, "why").out
         assert verb(n1.folder, "uncordon", "n2").code == 0
@@ -45,7 +45,7 @@ def test_a_host_that_breaks_twice_has_no_seat_and_a_person_gives_it_back(launch:
         assert verb(n1.folder, "cordon", "n7").code == 1
         cordoned = verb(n1.folder, "cordon", "n2", "--reason", "its fans")
         assert cordoned.code == 0 and ": n2 is cordoned for " in cordoned.out, cordoned
-        n2.wait_said("this node is cordoned for ", 2)
+        n2.wait_logged("this node is cordoned for ", 2)
         wait_for("the others go on", lambda: starts("2 n1 2") == 2)
         (tmp_path / "end").touch()
         assert [agent.wait() for agent in (n1, n2, n3)] == [0, 0, 0], team.story

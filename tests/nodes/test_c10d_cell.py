@@ -209,8 +209,8 @@ async def test_a_name_of_several_hosts_is_warned_of(
 
     monkeypatch.setattr(endpoints, "addresses_of", resolve)
     await world.c10d(f"pods.example:{port}").open()
-    told = [line.getMessage() for line in caplog.records if line.levelno >= logging.WARNING]
-    assert bool(others) == bool(told) and all(f"is this host and others ({others})" in line for line in told)
+    warnings = [line.getMessage() for line in caplog.records if line.levelno >= logging.WARNING]
+    assert bool(others) == bool(warnings) and all(f"is this host and others ({others})" in line for line in warnings)
 
 
 @pytest.mark.all
@@ -665,21 +665,21 @@ async def test_node_0_leads_and_the_others_read_it_in_the_workers_store(nodes: N
     assert await one.read() is None
     assert await one.write(B) is None, "only node 0 may change anything"
 
-    async def is_told(stored: StoredCell) -> bool:
+    async def is_stored(stored: StoredCell) -> bool:
         return await one.read() == stored
 
     await written(zero, A)
 
-    await until("it is told", lambda: is_told(A))
+    await until("it is told", lambda: is_stored(A))
     assert await zero.read() == A
     assert (zero.name, one.name) == (f"static at {nodes.endpoint}",) * 2
     assert (zero.endpoint_host, zero.own_address, one.own_address) == ("127.0.0.1", "", "127.0.0.1")
 
     assert await one.write(B) == A
     mine = await renew(zero, A)
-    await until("the renewal", lambda: is_told(mine))
+    await until("the renewal", lambda: is_stored(mine))
     await written(zero, resigned(mine))
-    await until("that nobody leads", lambda: is_told(resigned(mine)))
+    await until("that nobody leads", lambda: is_stored(resigned(mine)))
     assert await one.write(B) == resigned(mine) == await zero.read()
 
 

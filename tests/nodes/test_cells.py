@@ -116,13 +116,13 @@ async def test_an_agent_that_has_missed_a_renewal_changes_nothing_and_learns_of_
 
 async def test_an_agent_knows_what_was_there_last(cells: MakeCell) -> None:
     a, b = agents = await opened(cells), await opened(cells)
-    assert [agent.said for agent in agents] == [None, None]
+    assert [agent.content for agent in agents] == [None, None]
     await written(a, A)
     assert await b.write(B) == A
-    assert [agent.said for agent in agents] == [A, A]
+    assert [agent.content for agent in agents] == [A, A]
     await written(b, B)
-    assert [agent.said for agent in agents] == [A, B]
-    assert await a.read() == a.said == B
+    assert [agent.content for agent in agents] == [A, B]
+    assert await a.read() == a.content == B
 
 
 async def test_a_leader_that_leaves_leaves_what_was_agreed_on(cells: MakeCell) -> None:

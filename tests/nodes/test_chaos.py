@@ -114,7 +114,7 @@ ON = {"quick": ["c10d"], "all": [*SINGLES], "soak": [*dict.fromkeys((*SINGLES, *
 
 def have_elected(there: Battlefield) -> bool:
     """Whether the agents that do not serve the endpoint have elected one of themselves."""
-    return any(agent.has_said("this agent leads the job now") for agent in there.team.agents[1:])
+    return any(agent.has_logged("this agent leads the job now") for agent in there.team.agents[1:])
 
 
 def recovery(there: Battlefield, single: Single) -> None:
@@ -198,7 +198,7 @@ def test_a_job_that_loses_its_coordinator_with_the_endpoint_waits_for_that_node_
     with battlefield(launch, "static", tmp_path, coordinator=0) as there:  # on c10d the others would elect another
         come_back = there.agent_killed(0)
         for index in there.others(0):
-            there.agents[index].wait_said("looking for the leader")
+            there.agents[index].wait_logged("looking for the leader")
         fence, began = there.fence, time.monotonic()
         come_back()
         there.wait_progress(ALL, began, above=fence)
@@ -218,11 +218,11 @@ def test_a_node_that_is_cut_off_from_the_coordinator_only_stops_its_workers_and_
         there.wait_progress(rest, began, above=fence)
         without = there.fence
         agent = there.agents[outsider]
-        agent.wait_said("no contact with the leader")
+        agent.wait_logged("no contact with the leader")
         time.sleep(LEASE_S)
         assert there.fence == without, there.team.story
         undo()
         there.wait_progress(ALL, time.monotonic())
         there.assert_not_side_by_side()
         assert there.restart == 0
-        assert sum(agent.has_said(COORDINATES) for agent in there.agents) == 1, there.team.story
+        assert sum(agent.has_logged(COORDINATES) for agent in there.agents) == 1, there.team.story

@@ -48,7 +48,7 @@ OLDER = b'{"epoch": 1, "candidate": {"node_id": "a", "addresses": ["h"], "port":
 # `test_etcd_settings.py` has more invalid data.
 @both_apis
 @pytest.mark.parametrize(
-    "text, error, told",
+    "text, error, expected",
     [
         (b"\xff\xfe", RendezvousStateError, " was not written by an aelastic agent"),
         (OLDER, RendezvousStateError, " was not written by an aelastic agent"),
@@ -57,14 +57,20 @@ OLDER = b'{"epoch": 1, "candidate": {"node_id": "a", "addresses": ["h"], "port":
     ids=["garbage", "oldest", "older"],
 )
 async def test_what_is_no_cell_is_reported_with_the_key(
-    backend: str, text: bytes, error: type[AelasticError], told: str, etcds: EtcdServers, run_id: str, closing: Closing
+    backend: str,
+    text: bytes,
+    error: type[AelasticError],
+    expected: str,
+    etcds: EtcdServers,
+    run_id: str,
+    closing: Closing,
 ) -> None:
     server = etcds.of("distro")
     key = f"/aelastic/{quote(run_id, safe='')}/coordinator"
     PUT[backend](server, key, text, lease=True)  # as older versions did
     cell = closing(cell_of(backend, server.endpoint, run_id))
     for operation in (partial(cell.write, A), cell.read):
-        with pytest.raises(error, match=f"key {key}{told}") as caught:
+        with pytest.raises(error, match=f"key {key}{expected}") as caught:
             await operation()
         assert "\n" not in str(caught.value)
 
@@ -286,15 +292,15 @@ async def test_a_stranger_is_told_from_an_etcd_that_cannot_answer_now(
 
 
 @pytest.mark.parametrize(
-    "says, error",
+    "answer, error",
     [(b"SSH-2.0-OpenSSH_9.2\r\n", RendezvousStateError), (b"", RendezvousConnectionError)],
     ids=["ssh", "nothing"],
 )
 async def test_a_server_that_does_not_speak_http_is_no_etcd(
-    says: bytes, error: type[RendezvousError], closing: Closing
+    answer: bytes, error: type[RendezvousError], closing: Closing
 ) -> None:
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(says)
+        writer.write(answer)
         await writer.drain()
         writer.close()
 
@@ -305,17 +311,17 @@ async def test_a_server_that_does_not_speak_http_is_no_etcd(
 
 
 @pytest.mark.parametrize(
-    "options, found, other, told",
+    "options, found, other, expected",
     [
         ([], "etcd-v3", "etcd-v2", r"does not serve the v2 API.* etcd-v3"),
         (["--enable-v2", "--enable-grpc-gateway=false"], "etcd-v2", "etcd-v3", r"does not serve its v3 API .* etcd-v2"),
     ],
 )
 async def test_of_a_server_with_one_api_the_other_says_what_to_use(
-    tmp_path: Path, closing: Closing, options: list[str], found: str, other: str, told: str
+    tmp_path: Path, closing: Closing, options: list[str], found: str, other: str, expected: str
 ) -> None:
     with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", options)) as server:
-        with pytest.raises(RendezvousStateError, match=rf"etcd 3\.5\.1 at .* {told}"):
+        with pytest.raises(RendezvousStateError, match=rf"etcd 3\.5\.1 at .* {expected}"):
             await closing(cell_of(other, server.endpoint)).open()
         either = closing(cell_of("etcd", server.endpoint))
         await either.open()

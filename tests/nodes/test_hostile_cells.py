@@ -54,8 +54,8 @@ OPERATIONS: tuple[Callable[[EndpointCell], Awaitable[object]], ...] = (
 )
 
 
-def as_bytes(said: Any) -> bytes:
-    return said if isinstance(said, bytes) else json.dumps(said).encode()
+def as_bytes(content: Any) -> bytes:
+    return content if isinstance(content, bytes) else json.dumps(content).encode()
 
 
 OF_STORE = (
@@ -166,5 +166,5 @@ def test_a_job_bears_what_stands_where_its_leader_should(launch: Launcher) -> No
         finally:
             runner.run(store.aclose())
         assert [len(agent.starts) for agent in agents] == [1, 1], team.story
-        first.tell(FAIL, 0)
+        first.send_signal(FAIL, 0)
         team.finish(team.wait_round(agents, first))

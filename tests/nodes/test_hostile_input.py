@@ -36,7 +36,7 @@ pytestmark = [
 ]
 
 # In an agent: it tells the test what its leader told the others in the cell, and its port for votes.
-TELLS = """
+WRITES = """
 import json, os
 from aelastic.rdzv import campaigns, leader_server
 
@@ -79,7 +79,7 @@ def campaigns(term: int) -> list[Any]:
 
 @pytest.fixture
 def team(launch: Launcher) -> Iterator[Team]:
-    with team_of(launch, c10d(), "2", wrapper=TELLS, conf={"lease": 60}) as team:
+    with team_of(launch, c10d(), "2", wrapper=WRITES, conf={"lease": 60}) as team:
         yield team
 
 
@@ -90,10 +90,10 @@ class Watched:
         self.team, self.agents = team, team.start_many(2)
         self.round: Round = team.wait_round(self.agents)
         self.sent = Sent(self.check)
-        self.coordinates: dict[str, Any] = self.told(self.leader, "coordinates")
+        self.coordinates: dict[str, Any] = self.written(self.leader, "coordinates")
 
-    def told(self, agent: Agent, name: str) -> Any:
-        """A value that an agent has written (see `TELLS`)."""
+    def written(self, agent: Agent, name: str) -> Any:
+        """A value that an agent has written (see `WRITES`)."""
         path = agent.folder / name
         return wait_for(f"{agent} tells of its {name}", lambda: path.exists() and json.loads(path.read_text()))
 
@@ -111,7 +111,7 @@ class Watched:
         self.team.assert_untouched(self.round)
         for agent in self.agents:
             assert len(agent.starts) == 1 and "aborted" not in agent.stderr, self.team.story
-        self.round.tell(FAIL, 0)
+        self.round.send_signal(FAIL, 0)
         after = self.team.wait_round(self.agents, self.round)
         assert after.restart == 1, self.team.story
         self.team.finish(after)
@@ -151,8 +151,8 @@ def test_a_job_bears_what_is_said_at_its_control_sockets(team: Team) -> None:
 
     @hostile
     @given(st.sampled_from(sockets), GARBAGE | COMMANDS.flatmap(mutated), st.booleans(), st.booleans())
-    def say(place: tuple[Path, str], said: Any, has_end: bool, half_closes: bool) -> None:
-        data = said if isinstance(said, bytes) else json.dumps(said).encode()
+    def send(place: tuple[Path, str], content: Any, has_end: bool, half_closes: bool) -> None:
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
         assume(not would_disturb(data))
         data += b"\n" if has_end else b""
         conn = control_sockets.connect(place[0], place[1], DEADLINE_S)
@@ -160,7 +160,7 @@ def test_a_job_bears_what_is_said_at_its_control_sockets(team: Team) -> None:
         job.sent.add(data)
         talk(conn, data, half_closes=half_closes or not has_end)
 
-    say()
+    send()
     job.assert_undisturbed()
 
 
@@ -207,12 +207,12 @@ def test_a_job_bears_what_is_said_at_the_port_of_its_leader(team: Team) -> None:
 
     @hostile
     @given(frames(upward(hello, job.coordinates["term"]), [hello]))
-    def say(data: bytes) -> None:
+    def send(data: bytes) -> None:
         conn = socket.create_connection(("127.0.0.1", job.coordinates["port"]), timeout=DEADLINE_S)
         job.sent.add(data)
         talk(conn, data)
 
-    say()
+    send()
     # A node that announces its disconnection is alive: the job waits up to a lease for it to learn the verdict.
     farewell = socket.create_connection(("127.0.0.1", job.coordinates["port"]), timeout=DEADLINE_S)
     talk(farewell, encode(hello) + encode(status.replace(left=m.Left("stranger", "bye"))))
@@ -222,16 +222,16 @@ def test_a_job_bears_what_is_said_at_the_port_of_its_leader(team: Team) -> None:
 def test_a_job_bears_what_is_said_where_it_votes(team: Team) -> None:
     job = Watched(team)
     # Each asks for its leader's place, and gets the current leader.
-    ports = [job.told(agent, "votes") for agent in job.agents]
+    ports = [job.written(agent, "votes") for agent in job.agents]
 
     @hostile
     @given(st.sampled_from(ports), frames(campaigns(job.coordinates["term"] + 1)))
-    def say(port: int, data: bytes) -> None:
+    def send(port: int, data: bytes) -> None:
         conn = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
         job.sent.add(data)
         talk(conn, data)
 
-    say()
+    send()
     job.assert_undisturbed()
 
 
@@ -239,7 +239,7 @@ def test_a_job_bears_a_stranger_that_speaks_of_the_last_term_there_is(team: Team
     """A term above it would not be valid in the protocol."""
     job = Watched(team)
     for agent in job.agents:
-        asks = socket.create_connection(("127.0.0.1", job.told(agent, "votes")), timeout=DEADLINE_S)
+        asks = socket.create_connection(("127.0.0.1", job.written(agent, "votes")), timeout=DEADLINE_S)
         talk(asks, encode(m.Campaign(TERM_MAX, None, STRANGER)))
     job.check()
 

@@ -10,7 +10,7 @@ import signal
 from typing import Any
 
 import pytest
-from kit.agents import FAIL, FINISH, TOLD, Round, Team, c10d, team_of
+from kit.agents import FAIL, FINISH, REPORTED, Round, Team, c10d, team_of
 from kit.launching import Launcher, alive
 from kit.verbs import verb
 from kit.waiting import wait_for
@@ -44,7 +44,7 @@ def packets():
             yield link.recv(messages.MAX_PACKET)
 
 def tell_start():
-    names = {(*TOLD, "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME")!r}
+    names = {(*REPORTED, "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME")!r}
     words = ["start", str(os.getpid()), *(os.environ[name] for name in names)]
     os.write(1, (" ".join(words) + "\\n").encode())
 
@@ -113,8 +113,8 @@ def test_the_others_keep_their_processes_when_a_worker_of_one_node_is_lost(launc
         assert first.pids - second.pids == {lost.pid}, team.story
         assert (second.restart, second.starts[1].rank) == (1, 1)
         for agent in team.agents:
-            agent.wait_said(r"recovering in place: rank 1 failed")
-            agent.wait_said(r"continues in place: [12] of 2 workers kept, state of step 17 from rank 0")
+            agent.wait_logged(r"recovering in place: rank 1 failed")
+            agent.wait_logged(r"continues in place: [12] of 2 workers kept, state of step 17 from rank 0")
         team.finish(second)
 
 
@@ -173,8 +173,8 @@ def test_where_the_workers_of_one_node_have_not_opted_in_all_restart(launch: Lau
         os.kill(first.starts[-1].pid, signal.SIGKILL)
         second = team.wait_round(team.agents, after=first)
         assert not first.pids & second.pids and second.restart == 1, team.story
-        (agent,) = [each for each in team.agents if each.has_said("not continuing in place")]
-        assert agent.has_said("not all workers of the job can leave the round; restarting all workers"), agent.story
+        (agent,) = [each for each in team.agents if each.has_logged("not continuing in place")]
+        assert agent.has_logged("not all workers of the job can leave the round; restarting all workers"), agent.story
 
 
 def test_two_workers_of_two_nodes_are_lost_at_once(launch: Launcher) -> None:
@@ -220,7 +220,7 @@ def test_a_failure_is_held_for_somebody_to_look_and_the_others_keep_their_proces
             after = team.wait_round([agent], after=before)
             assert before.pids - after.pids == {lost}, team.story
             before = after
-        assert agent.has_said("held: nothing is stopped until aelastic restart or stop, or 1 s have passed", 2)
+        assert agent.has_logged("held: nothing is stopped until aelastic restart or stop, or 1 s have passed", 2)
         team.finish(before)
 
 
@@ -255,8 +255,8 @@ def test_a_drained_node_leaves_and_the_others_keep_their_processes(launch: Launc
         first = started(team, 2)
         asker, leaver = team.agents
         kept = {start.pid for start in asker.starts}
-        told = verb(leaver.folder, "drain", "--deadline", "60")
-        assert told.code == 0, told
+        output = verb(leaver.folder, "drain", "--deadline", "60")
+        assert output.code == 0, output
         second = team.wait_round([asker], after=first)
         assert (second.pids, second.restart) == (kept, 0), team.story
         assert leaver.wait() == EXIT_TRY_AGAIN, team.story
@@ -292,7 +292,7 @@ def test_a_node_that_joins_interrupts_the_others_once_its_workers_are_ready(laun
         first = started(team, 1)
         late = start_late(team)
         ahead = arrived(late)
-        late.wait_said(STARTS_AHEAD)  # the settle time is over
+        late.wait_logged(STARTS_AHEAD)  # the settle time is over
         team.assert_untouched(first)
 
         (late.folder / "imports").unlink()
@@ -310,7 +310,7 @@ def test_workers_that_make_a_group_too_early_start_in_the_round_that_takes_their
         late = start_late(team, file="makes-a-group")
         second = team.wait_round(team.agents, after=first)
         assert second.pids == first.pids | arrived(late, "in a round") and second.restart == 0, team.story
-        late.wait_said("ended before it was in a round .*the workers of this node start when a round takes it in")
+        late.wait_logged("ended before it was in a round .*the workers of this node start when a round takes it in")
         team.finish(second)
 
 

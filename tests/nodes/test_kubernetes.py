@@ -147,7 +147,7 @@ def test_pods_that_start_in_any_order_meet_and_finish(launch: Launcher, net: Net
     if name == "indexed-job":  # its pods start before DNS has their names
         # After ten seconds a node logs what it is waiting for.
         for pod in pods[1:]:
-            pod.wait_said(r"train-0\.train", limit_s=LAUNCH_TIMEOUT_S / 2)
+            pod.wait_logged(r"train-0\.train", limit_s=LAUNCH_TIMEOUT_S / 2)
         assert not any(pod.is_over or pod.starts for pod in pods), cluster.story
         cluster.publish()
     round_ = first_round(cluster, pods)
@@ -166,7 +166,7 @@ def test_a_pod_that_is_evicted_with_notice_saves_and_its_replacement_joins(launc
     cluster.delete(pods[2])
     assert pods[2].wait() == EXIT_TRY_AGAIN, cluster.story
     assert "saved 2" in pods[2].stdout
-    pods[0].wait_said(r"\(by root: preStop\)")
+    pods[0].wait_logged(r"\(by root: preStop\)")
     rest = [pods[0], pods[1], pods[3]]
     between = cluster.wait_round(rest, before)
     assert between.restart == 0, "a node that leaves costs no restart"

@@ -32,7 +32,7 @@ QUIET_S = 0.5
 def test_three_nodes_of_two_workers_are_one_world_and_end_as_one(launch: Launcher) -> None:
     with team_of(launch, c10d(), "3", nproc=2) as team:
         alone = team.start()
-        alone.wait_said(COORDINATES)
+        alone.wait_logged(COORDINATES)
         alone.signal(signal.SIGTERM)  # while it waits
         assert alone.wait() == -signal.SIGTERM
         # No leader is left, but the next agents find each other anyway.
@@ -112,14 +112,14 @@ def test_a_node_whose_fork_server_imports_joins_when_it_has_imported(launch: Lau
         ranks = [agent.starts[-1].rank for agent in agents]
         gate.unlink()
         agents.append(team.start())
-        agents[2].wait_said("after the fork servers of new nodes have imported")
+        agents[2].wait_logged("after the fork servers of new nodes have imported")
         team.assert_untouched(two)
         gate.touch()
         three = team.wait_round(agents, after=two)
         assert [len(agent.starts) for agent in agents] == [2, 2, 1]
         assert [agent.starts[-1].rank for agent in agents] == [*ranks, 2], "the others keep theirs"
         assert three.restart == 0, "membership changes are free"
-        assert not agents[2].has_said("start cold"), team.story
+        assert not agents[2].has_logged("start cold"), team.story
         team.finish(three)
 
 
@@ -130,7 +130,7 @@ from aelastic.rdzv.leader import forming
 forming.SPARES_TIMEOUT_S = 10.0
 """
 # The next leader waits for spares that the round's nodes know of.
-TELLS_OF_SPARES = """
+NOTES_SPARES = """
 import sys
 
 from aelastic.rdzv.member.node_state import NodeState
@@ -154,14 +154,14 @@ def knows_of_spare(agent: Agent) -> bool:
 @pytest.mark.parametrize("losses", [1, pytest.param(2, marks=pytest.mark.all)])
 def test_a_spare_takes_the_place_of_a_lost_node_again_and_again(launch: Launcher, losses: int) -> None:
     """The first loss hits the node with the endpoint.  The others notice at once, not a lease later."""
-    with team_of(launch, c10d(), "2:3", conf=AT_ONCE, wrapper=PATIENT + TELLS_OF_SPARES) as team:
+    with team_of(launch, c10d(), "2:3", conf=AT_ONCE, wrapper=PATIENT + NOTES_SPARES) as team:
         first = team.start()
-        first.wait_said(COORDINATES)
+        first.wait_logged(COORDINATES)
         members = [first, *team.start_many(2)]
         round_ = team.wait_round(members)
         spare = team.start()
         for number in range(losses):
-            spare.wait_said(IS_SPARE)
+            spare.wait_logged(IS_SPARE)
             wait_for("all know", lambda: all(map(knows_of_spare, members)))
             team.assert_untouched(round_)
             victim = members[number]
@@ -172,7 +172,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_again_and_again(launch: Launcher
             assert round_.restart == 0
             assert [len(agent.starts) for agent in members] == expected, "never fewer than three, not even for a moment"
             spare = team.start()
-        spare.wait_said(f"{IS_SPARE}.*; if this is to be a job of its own, give it another --rdzv-id")
+        spare.wait_logged(f"{IS_SPARE}.*; if this is to be a job of its own, give it another --rdzv-id")
         team.finish(round_)
         assert spare.process.returncode == 0
         assert not spare.starts
@@ -217,12 +217,12 @@ def test_a_coordinator_that_has_finished_waits_no_longer_than_the_exit_barrier(l
     # The successor serves the endpoint again with its next renewal, within a lease, and can then publish the verdict.
     with team_of(launch, c10d(), "2", conf={"lease": 5}) as team:
         early = team.start(wrapper=IMPATIENT)
-        early.wait_said(COORDINATES)
+        early.wait_logged(COORDINATES)
         late = team.start()
         team.wait_round([early, late])
         os.kill(early.starts[-1].pid, FINISH)
         assert early.wait() == 0
-        late.wait_said(COORDINATES)
+        late.wait_logged(COORDINATES)
         os.kill(late.starts[-1].pid, FINISH)
         assert late.wait() == 0
         assert len(late.starts) == 1, "no worker starts again because of a node that was done"

@@ -150,7 +150,7 @@ def test_each_port_listens_where_other_nodes_are_told_to_come(family: str, launc
                 for address, ports in zip(own, found_at(agents), strict=True):
                     elsewhere = {port: at for port, at in ports.items() if at - {"127.0.0.1", "::1"} != {address}}
                     assert ports and not elsewhere, team.story
-                round_.tell(FAIL, agents[1].starts[-1].rank)
+                round_.send_signal(FAIL, agents[1].starts[-1].rank)
                 round_ = wait_reached(team, agents, round_)
             assert not [agent for agent in agents if "all addresses" in agent.stderr]
             team.finish(round_)
@@ -165,14 +165,14 @@ def test_a_node_listens_at_all_addresses_if_told_to_or_if_others_know_it_by_one_
     v4.forward(elsewhere, nodes[0])
     with team_on(launch, at(nodes[0]), "2") as team:
         first = team.start("--local-addr", elsewhere, prefix=nodes[0].prefix)
-        first.wait_said(COORDINATES)
+        first.wait_logged(COORDINATES)
         second = team.start("--bind-all", "--node-rank", "0", prefix=nodes[1].prefix)
         round_ = wait_reached(team, [first, second])
-        known, told = found_at([first, second])
+        known, restricted = found_at([first, second])
         everywhere = [port for port, at in known.items() if at & {"0.0.0.0", "::"}]
         assert len(everywhere) == 2 and PORT not in everywhere, "leader and votes; the endpoint is on its own address"
         assert "at all addresses of this host" in first.stderr, "reported in one line"
-        assert all(at & {"0.0.0.0", "::"} for at in told.values()) and "all addresses" not in second.stderr
+        assert all(at & {"0.0.0.0", "::"} for at in restricted.values()) and "all addresses" not in second.stderr
         team.finish(round_)
 
 
@@ -206,7 +206,7 @@ def test_a_host_that_calls_itself_127_0_1_1_is_found_and_a_silent_name_server_is
         agents = start_on(team, nodes)
         round_ = wait_reached(team, agents)
         assert round_.starts[0].master_addr in {node.v4() for node in nodes}
-        round_.tell(FAIL, 1)
+        round_.send_signal(FAIL, 1)
         team.finish(wait_reached(team, agents, round_))
     assert not asked.exists(), asked.read_text()
 
@@ -295,7 +295,7 @@ def test_most_nodes_go_on_when_the_host_of_the_endpoint_falls_silent_and_another
     nodes = [v4.node(f"node{i}") for i in range(3)]
     with team_on(launch, at(nodes[0]), "1:3", lease_s=LEASE_S) as team:
         agents = start_on(team, nodes[:1])
-        agents[0].wait_said(COORDINATES)
+        agents[0].wait_logged(COORDINATES)
         agents += start_on(team, nodes[1:])
         round_ = wait_reached(team, agents)
         agents[0].signal(signal.SIGSTOP)  # its store, a separate process, keeps running, but another agent leads

@@ -26,11 +26,11 @@ def test_a_crash_on_any_node_restarts_all_as_one_until_the_budget_ends_the_job(l
         round_ = team.wait_round(agents)
         rank_of = {agent: agent.starts[-1].rank for agent in agents}
         for restart, rank in enumerate(range(3), start=1):
-            round_.tell(FAIL, rank)
+            round_.send_signal(FAIL, rank)
             round_ = team.wait_round(agents, after=round_)
             assert round_.restart == restart
             assert {agent: agent.starts[-1].rank for agent in agents} == rank_of
-        round_.tell(signal.SIGKILL, 1)
+        round_.send_signal(signal.SIGKILL, 1)
         codes = [agent.wait() for agent in agents]
         assert codes == [128 + signal.SIGKILL] * 3, team.story
         for agent in agents:
@@ -70,16 +70,16 @@ def test_a_round_goes_on_untouched_if_its_coordinator_is_a_spare_that_sleeps_and
         team_of(launch, Meeting("c10d", endpoint), "2", conf={"lease": 5, "settle_time": 0.1}) as team,
     ):
         sleeper = team.start(wrapper=LATE)
-        sleeper.wait_said(COORDINATES)
+        sleeper.wait_logged(COORDINATES)
         agents = team.start_many(2)
         round_ = team.wait_round(agents)
         sleeper.go()
-        sleeper.wait_said(IS_SPARE)
+        sleeper.wait_logged(IS_SPARE)
         sleeper.stop()
-        wait_for("another coordinates", lambda: any(agent.has_said(COORDINATES) for agent in agents))
+        wait_for("another coordinates", lambda: any(agent.has_logged(COORDINATES) for agent in agents))
         sleeper.signal(signal.SIGCONT)
-        sleeper.wait_said("no longer leads the job|lost all other nodes at once")  # depending on which it reads first
-        sleeper.wait_said(IS_SPARE, 2)
+        sleeper.wait_logged("no longer leads the job|lost all other nodes at once")  # depending on which it reads first
+        sleeper.wait_logged(IS_SPARE, 2)
         assert team.coordinator is not sleeper
         team.assert_untouched(round_)
         # The successor knows the round: a failure restarts both workers.
@@ -145,5 +145,7 @@ def test_a_blocked_worker_of_another_node_does_not_hold_a_restart_for_as_long_as
         wait_for("rank 1 is blocked", lambda: any("blocked" in agent.lines for agent in agents))
         (tmp_path / "go").touch()
         assert [agent.wait() for agent in agents] == [0, 0], team.story
-        said = [agent.stderr for agent in agents if agent.has_said("rank 1 neither wrote nor used the CPU for 2 s")]
-        assert len(said) == 1, team.story
+        stderrs = [
+            agent.stderr for agent in agents if agent.has_logged("rank 1 neither wrote nor used the CPU for 2 s")
+        ]
+        assert len(stderrs) == 1, team.story

@@ -144,7 +144,7 @@ def test_a_restart_of_three_agents_is_one_and_the_failed_job_is_told_of(launch: 
         wait_for("all agents are scraped", lambda: len(server.ask("aelastic_ready == 1")) == 3)
         wait_for("the rule knows the job", lambda: counted() == 0)
 
-        first.tell(FAIL, 0)
+        first.send_signal(FAIL, 0)
         second = team.wait_round(agents, first)
         wait_for("one restart", lambda: counted() == 1)
 
@@ -167,7 +167,7 @@ def test_a_restart_of_three_agents_is_one_and_the_failed_job_is_told_of(launch: 
         assert (asked("min(time() - aelastic_phase_start_time_seconds)") or -1) >= 0
         wait_for("training", lambda: (asked('min(aelastic_time_seconds_total{spent="trained"})') or 0) > 0)
 
-        second.tell(FAIL, 1)
+        second.send_signal(FAIL, 1)
         # Each agent's server waits until its last values have been read, and no longer.
         assert [agent.wait() for agent in agents] == [FAIL_CODE] * 3, team.story
         wait_for("the alert", lambda: ("AelasticJobFailed", run_id) in server.firing())

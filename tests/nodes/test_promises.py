@@ -39,7 +39,7 @@ from kit.faults.chaos import LEASE_S as CHAOS_LEASE_S
 from kit.faults.chaos import Battlefield, Undo, battlefield, serve_endpoint
 from kit.faults.netns import Net, Node
 from kit.launching import Launcher, alive
-from kit.verbs import Said, verb
+from kit.verbs import Output, verb
 from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic.base.host import control_sockets
@@ -85,7 +85,7 @@ def endpoint_of(node: Node) -> str:
 def start_in_order(team: Team, nodes: Sequence[Node]) -> list[Agent]:
     """Starts the agents in order; the first one leads."""
     first = team.start(prefix=nodes[0].prefix)
-    first.wait_said(COORDINATES)
+    first.wait_logged(COORDINATES)
     return [first, *(team.start(prefix=node.prefix) for node in nodes[1:])]
 
 
@@ -120,7 +120,7 @@ def test_of_two_nodes_one_continues_alone_once_every_process_of_the_other_host_i
         both = team.wait_round([first, second])
         kill_host(first)
         alone = team.wait_round([second], after=both)
-        assert second.has_said(COORDINATES), team.story
+        assert second.has_logged(COORDINATES), team.story
         again = team.start(prefix=nodes[0].prefix)
         last = team.wait_round([again, second], after=alone)
         assert (alone.restart, last.restart) == (0, 0)
@@ -136,8 +136,8 @@ def test_of_two_nodes_one_waits_while_the_other_host_is_without_power(net: Net, 
         both = team.wait_round([first, second])
         plug_in = cut_power(net, nodes[0], first)
         wait_for("its worker is stopped", lambda: not alive(second.starts[-1].pid))
-        second.wait_said("looking for the leader .*: there is no quorum")
-        assert len(second.starts) == 1 and not second.has_said(COORDINATES), team.story
+        second.wait_logged("looking for the leader .*: there is no quorum")
+        assert len(second.starts) == 1 and not second.has_logged(COORDINATES), team.story
         plug_in()
         last = team.wait_round([team.start(prefix=nodes[0].prefix), second], after=both)
         assert last.restart == 0
@@ -154,8 +154,8 @@ def test_of_three_nodes_two_continue_without_the_host_of_the_endpoint_and_the_le
         three = team.wait_round([first, *others])
         plug_in = cut_power(net, nodes[0], first) if is_cut else kill_host(first)
         two = team.wait_round(others, after=three)
-        assert sum(agent.has_said(COORDINATES) for agent in others) == 1, team.story
-        two.tell(FAIL, 0)
+        assert sum(agent.has_logged(COORDINATES) for agent in others) == 1, team.story
+        two.send_signal(FAIL, 0)
         again = team.wait_round(others, after=two)
         assert (two.restart, again.restart) == (0, 1)
         plug_in()
@@ -180,12 +180,12 @@ def test_workers_are_not_touched_while_nobody_reaches_the_endpoint_and_a_failure
         undo = net.isolate(endpoint, nodes)
         time.sleep(LONG_S)
         team.assert_untouched(round_)
-        round_.tell(FAIL, 1)
+        round_.send_signal(FAIL, 1)
         again = team.wait_round(agents, after=round_)
         assert again.restart == 1
         undo()
         team.assert_untouched(again)
-        assert sum(agent.has_said(COORDINATES) for agent in agents) == 1, team.story
+        assert sum(agent.has_logged(COORDINATES) for agent in agents) == 1, team.story
         team.finish(again)
 
 
@@ -206,7 +206,7 @@ def test_agents_are_restarted_one_after_the_other_in_any_order(
     with team_on(launch, endpoint_of(nodes[0]), "2:3") as team:
         agents = start_in_order(team, nodes)
         round_ = team.wait_round(agents)
-        round_.tell(FAIL, 0)
+        round_.send_signal(FAIL, 0)
         round_ = team.wait_round(agents, after=round_)
         for number in order:
             agents[number].crash()
@@ -232,7 +232,7 @@ def test_all_agents_are_killed_and_come_back_in_any_order(net: Net, launch: Laun
         agents = start_in_order(team, nodes)
         round_ = team.wait_round(agents)
         for order in (2, 1, 0), (1, 0, 2), (0, 2, 1):
-            round_.tell(FAIL, 0)
+            round_.send_signal(FAIL, 0)
             round_ = team.wait_round(agents, after=round_)
             restarts = round_.restart
             for agent in agents:
@@ -352,7 +352,7 @@ def test_workers_are_not_touched_while_most_stores_are_silent_and_a_failure_wait
         there.wait_progress(ALL, since + 2 * CHAOS_LEASE_S + 1)
         assert there.fence == fence, "no worker has noticed"
         there.worker_raises(0)
-        wait_for("the failure is known", lambda: there.agents[0].has_said("rank . failed"))
+        wait_for("the failure is known", lambda: there.agents[0].has_logged("rank . failed"))
         time.sleep(1.0)
         assert all(len(agent.starts) == 1 for agent in there.agents), there.team.story
         undo()
@@ -370,7 +370,7 @@ def test_a_job_that_fails_while_most_stores_are_silent_ends_on_all_nodes_once_th
     with battlefield(launch, endpoint, tmp_path, max_restarts=0) as there:
         undo = most_are_silent(there)
         there.worker_raises(0)
-        wait_for("the failure is known", lambda: there.agents[0].has_said("rank . failed"))
+        wait_for("the failure is known", lambda: there.agents[0].has_logged("rank . failed"))
         time.sleep(1.0)
         assert not any(agent.is_over for agent in there.agents), there.team.story
         undo()
@@ -427,7 +427,7 @@ class Trio:
 
     def wait_failed(self) -> None:
         """Waits until its agent knows of the failure."""
-        self.failing.wait_said("rank . failed on")
+        self.failing.wait_logged("rank . failed on")
 
     def wait_failure_sent(self) -> None:
         """Waits until the frozen leader's host has received the status with the failure; the leader reads it later."""
@@ -470,11 +470,11 @@ def trio(
     endpoint = endpoint_of(served_by) if serves else serve_endpoint(net, served_by)
     with team_on(launch, endpoint, nnodes, lease_s=lease_s, worker=worker, wrapper=PATIENT, **more) as team:
         leader = team.start(prefix=nodes[0].prefix, wrapper=LATE + leader_wrapper)
-        leader.wait_said(COORDINATES)
+        leader.wait_logged(COORDINATES)
         at_work = [team.start(prefix=node.prefix) for node in nodes[1:]]
         round_ = team.wait_round(at_work)
         leader.go()
-        leader.wait_said(IS_SPARE)
+        leader.wait_logged(IS_SPARE)
         yield Trio(net, team, served_by, nodes, [leader, *at_work], round_)
 
 
@@ -493,7 +493,7 @@ def test_workers_are_not_touched_when_a_spare_is_lost_with_the_endpoint_whether_
             assert there.team.coordinator in there.at_work, there.team.story
             plug_in()
             spare = there.team.start(prefix=there.nodes[0].prefix)
-            spare.wait_said(IS_SPARE)
+            spare.wait_logged(IS_SPARE)
         kill_host(spare)
         there.fail()
         again = there.team.wait_round(there.at_work, after=there.round)
@@ -646,7 +646,7 @@ def killed_before_it_reads(there: Trio) -> None:
 
 def killed_once_it_has_decided(there: Trio) -> None:
     there.fail()
-    wait_for("a node knows", lambda: any(agent.has_said("restart 1 of 3") for agent in there.at_work))
+    wait_for("a node knows", lambda: any(agent.has_logged("restart 1 of 3") for agent in there.at_work))
     kill_host(there.leader)
 
 
@@ -659,7 +659,7 @@ def killed_as_workers_start(there: Trio) -> None:
 def frozen_before_it_reads(there: Trio) -> None:
     there.leader.stop()
     there.fail()
-    wait_for("another leads", lambda: any(agent.has_said(COORDINATES) for agent in there.at_work))
+    wait_for("another leads", lambda: any(agent.has_logged(COORDINATES) for agent in there.at_work))
     there.leader.signal(signal.SIGCONT)
 
 
@@ -675,7 +675,7 @@ def test_a_failure_is_charged_once_whichever_leader_begins_the_next_round(
         lose(there)
         again = there.team.wait_round(there.at_work, after=there.round)
         assert again.restart == 1, there.team.story
-        wait_for("another leads", lambda: any(agent.has_said(COORDINATES) for agent in there.at_work))
+        wait_for("another leads", lambda: any(agent.has_logged(COORDINATES) for agent in there.at_work))
         there.fail()
         last = there.team.wait_round(there.at_work, after=again)
         assert last.restart == 2, "the next leader has counted the first"
@@ -694,7 +694,7 @@ def test_a_host_stays_cordoned_when_the_leader_that_acknowledged_it_is_killed(ne
         asker, other = there.at_work
         assert verb(asker.folder, "cordon", "node2").code == 0
         there.leader.crash()
-        other.wait_said("this node is cordoned for ")
+        other.wait_logged("this node is cordoned for ")
         alone = there.team.wait_round([asker], after=there.round)
         assert verb(asker.folder, "restart").code == 0
         alone = there.team.wait_round([asker], after=alone)
@@ -769,7 +769,7 @@ def test_a_job_is_stopped_when_the_leader_that_acknowledged_it_and_the_node_that
         for agent in (there.leader, asker):
             agent.signal(signal.SIGKILL)
         assert other.wait() in (EXIT_TRY_AGAIN, -signal.SIGTERM), there.team.story
-        assert other.has_said("stop requested on node1"), there.team.story
+        assert other.has_logged("stop requested on node1"), there.team.story
 
 
 @pytest.mark.all
@@ -777,9 +777,9 @@ def test_a_job_is_stopped_when_the_leader_that_acknowledged_it_and_the_node_that
 def test_a_failure_is_still_held_for_somebody_to_look_when_the_leader_is_killed(net: Net, launch: Launcher) -> None:
     with trio(net, launch, lease_s=LONG_LEASE_S, options=("--max-restarts", "3", "--on-failure", "hold")) as there:
         there.fail()
-        there.failing.wait_said("held: nothing is stopped until ")
+        there.failing.wait_logged("held: nothing is stopped until ")
         kill_host(there.leader)
-        wait_for("another leads", lambda: any(agent.has_said(COORDINATES) for agent in there.at_work))
+        wait_for("another leads", lambda: any(agent.has_logged(COORDINATES) for agent in there.at_work))
         time.sleep(1.0)
         assert alive(there.agents[2].starts[-1].pid), there.team.story
         assert [len(agent.starts) for agent in there.at_work] == [1, 1], there.team.story
@@ -797,13 +797,13 @@ def test_a_request_is_acknowledged_once_a_quorum_has_accepted_it(net: Net, launc
         asker, _ = there.at_work
         undo_cut = net.isolate(there.endpoint, there.nodes)
         wake = there.freeze(2)
-        said = list[Said]()
-        asking = threading.Thread(target=lambda: said.append(verb(asker.folder, "cordon", "node0")))
+        outputs = list[Output]()
+        asking = threading.Thread(target=lambda: outputs.append(verb(asker.folder, "cordon", "node0")))
         asking.start()
         asking.join(2.0)
-        assert not said, "one of two voters has accepted it"
+        assert not outputs, "one of two voters has accepted it"
         wake()
         asking.join(DEADLINE_S)
-        assert [each.code for each in said] == [0], (said, there.team.story)
+        assert [each.code for each in outputs] == [0], (outputs, there.team.story)
         there.team.assert_untouched(there.round)
         undo_cut()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from kit.agents import FAIL, FINISH, HASTY, NEVER_SAID, Meeting, Round, Team, c10d, team_of
+from kit.agents import FAIL, FINISH, HASTY, NEVER_LOGGED, Meeting, Round, Team, c10d, team_of
 from kit.effort import EFFORT
 from kit.hostile import KINDS, Knowledge, attack, half_open, record
 from kit.launching import Launcher
@@ -56,7 +56,7 @@ def descriptors() -> Iterator[None]:
 
 
 def finish(team: Team, last: Round) -> None:
-    last.tell(FINISH)
+    last.send_signal(FINISH)
     for agent in team.live:
         assert agent.wait() == 0, team.story
 
@@ -95,20 +95,20 @@ def test_strangers_neither_join_nor_end_a_job_nor_disturb_its_rounds(launch: Lau
             ports = sorted(set().union(*(agent.ports() for agent in agents)) - store_ports(team, first))
             assert len(ports) >= 3, "the leader's, and those for votes"
             with ThreadPoolExecutor(64) as pool, ExitStack() as stack:
-                for sock in half_open(HOST, ports, HALF_OPEN, here[0].said[0]):
+                for sock in half_open(HOST, ports, HALF_OPEN, here[0].frames[0]):
                     stack.enter_context(sock)
                 stays = EFFORT != "quick"  # agents hang up on some after five seconds
-                heard = list(pool.map(lambda seed: attack(seed, HOST, ports, known, stays=stays), range(SESSIONS)))
-                assert {kind for kind, _ in heard} == {kind.__name__ for kind in KINDS}
-                assert not [each for each in heard if b"Plan" in each[1] or b"Declined" in each[1]]
-                first.tell(FAIL, 0)  # a real round among the half-open connections
+                answers = list(pool.map(lambda seed: attack(seed, HOST, ports, known, stays=stays), range(SESSIONS)))
+                assert {kind for kind, _ in answers} == {kind.__name__ for kind in KINDS}
+                assert not [each for each in answers if b"Plan" in each[1] or b"Declined" in each[1]]
+                first.send_signal(FAIL, 0)  # a real round among the half-open connections
                 second = team.wait_round(agents, first)
             finish(other, alone)
         assert second.restart == 1 and len(second.starts) == 2
         assert [len(agent.starts) for agent in agents] == [2, 2], "no other round"
         finish(team, second)
         for agent in agents:
-            assert not NEVER_SAID.search(agent.stderr), team.story
+            assert not NEVER_LOGGED.search(agent.stderr), team.story
             refusals = re.findall("W refused 127.0.0.1: ", agent.stderr)
             assert len(refusals) <= 4, "one line per minute"
         assert sum("W refused 127.0.0.1: " in agent.stderr for agent in agents) >= 1
@@ -124,12 +124,12 @@ def test_agents_with_one_secret_meet_in_stores_of_their_own(launch: Launcher, se
     with team_of(launch, Meeting("c10d" if store == "endpoints" else store, endpoint), "2", options=options) as team:
         agents = [team.start("--node-rank", str(rank)) for rank in range(2)]
         first = team.wait_round(agents)
-        first.tell(FAIL, 1)
+        first.send_signal(FAIL, 1)
         finish(team, team.wait_round(agents, first))
 
 
 # In an agent: it soon logs what it is waiting for.
-TELLS_OFTEN = "from aelastic.rdzv.member import search\nsearch.NOTE_INTERVAL_S = 1.0\n"
+NOTES_OFTEN = "from aelastic.rdzv.member import search\nsearch.NOTE_INTERVAL_S = 1.0\n"
 # Likewise: it does not wait for a secret that may be changing.
 WITHOUT_PATIENCE = "from aelastic.rdzv.protocol import other_secret\nother_secret.SECRET_CHANGE_S = 0.5\n"
 
@@ -139,33 +139,33 @@ def test_a_node_with_another_secret_or_none_is_named_on_both_sides_and_the_job_g
 ) -> None:
     put(tmp_path / "other", secrets.token_hex(32))
     meeting = c10d()
-    with team_of(launch, meeting, "1:2", conf={"last_call_timeout": 0.1}, wrapper=TELLS_OFTEN) as team:
+    with team_of(launch, meeting, "1:2", conf={"last_call_timeout": 0.1}, wrapper=NOTES_OFTEN) as team:
         member = team.start("--secret-file", str(secret))
         first = team.wait_round([member])
         stranger = team.start("--secret-file", str(tmp_path / "other"))
-        member.wait_said(
+        member.wait_logged(
             r"W refused 127\.0\.0\.1: it has a different secret \(key ....( and ....)? there, .... here in .*secret\)"
         )
-        stranger.wait_said(
+        stranger.wait_logged(
             r"W refused 127\.0\.0\.1: it has a different secret \(key .... there, .... here in .*other\)"
         )
         assert stranger.wait() == EXIT_INPUT and not stranger.starts, stranger.story
-        told = r"its agents have a different secret \(key .... there, .... here in .*other\): use the same --secret-file on every node"
-        assert re.search(told, stranger.stderr), stranger.story
+        expected = r"its agents have a different secret \(key .... there, .... here in .*other\): use the same --secret-file on every node"
+        assert re.search(expected, stranger.stderr), stranger.story
         without = team.start()
         assert without.wait() == EXIT_INPUT
-        told = "its agents have a secret and this one has none: use the same --secret-file on every node"
-        assert told in without.stderr and not without.starts, without.story
+        expected = "its agents have a secret and this one has none: use the same --secret-file on every node"
+        assert expected in without.stderr and not without.starts, without.story
         # The doctor reports the leader's key.
         own = Key(secret.read_bytes().strip(), "").id[:4]
-        for path, level, told in (
+        for path, level, expected in (
             (secret, "ok", f"it has key {own}"),
             (tmp_path / "other", "error", f"written with another secret (key {own}; ours is"),
         ):
             settings = RendezvousSettings("c10d", meeting.endpoint, 1, 2, secret_file=str(path))
             found = anyio.run(findings, settings, team.run_id)
             (finding,) = [each for each in found if each.subject == "leader"]
-            assert told in finding.words and finding.level == level, found
+            assert expected in finding.words and finding.level == level, found
         assert len(member.starts) == 1, "the job continued"
         # With two lines, one may be the job's future secret, so the agent waits for it for a while.
         changing = tmp_path / "changing"
@@ -174,7 +174,7 @@ def test_a_node_with_another_secret_or_none_is_named_on_both_sides_and_the_job_g
         assert late.wait() == EXIT_INPUT and not late.starts, late.story
         assert re.search(r"a different secret \(.*\) for \d+ s: use the same --secret-file on every node", late.stderr)
         newcomer = team.start("--secret-file", str(changing))
-        newcomer.wait_said(
+        newcomer.wait_logged(
             r"looking for the leader .*, which may be changing: waiting up to 120 s for this node to get it"
         )
         put(changing, secrets.token_hex(32), secret.read_text().strip())
@@ -191,9 +191,9 @@ def test_a_node_with_a_secret_is_refused_by_a_job_without_one_and_both_sides_say
         round_ = team.wait_round([member])
         stranger = team.start("--secret-file", str(secret))
         assert stranger.wait() == EXIT_INPUT and not stranger.starts, stranger.story
-        told = "has a secret and the job has none: use the same --secret-file on every node, or none"
-        assert f": its leader refused this agent: this agent {told}" in stranger.stderr, stranger.story
-        member.wait_said(f"W refused 127.0.0.1: it {told}")
+        expected = "has a secret and the job has none: use the same --secret-file on every node, or none"
+        assert f": its leader refused this agent: this agent {expected}" in stranger.stderr, stranger.story
+        member.wait_logged(f"W refused 127.0.0.1: it {expected}")
         finish(team, round_)
 
 
@@ -239,8 +239,8 @@ def test_a_secret_is_changed_while_the_job_runs_and_an_agent_is_killed_at_some_s
             last = team.wait_round(agents, last)
             assert last.restart == 0, "membership changes are free"
         finish(team, last)
-        said = [line for agent in team.agents for line in agent.stderr.splitlines()]
-        assert not [line for line in said if "refused" in line and "secret" in line], team.story
+        logged = [line for agent in team.agents for line in agent.stderr.splitlines()]
+        assert not [line for line in logged if "refused" in line and "secret" in line], team.story
 
 
 def _holds(pid: int, needle: bytes) -> str:
@@ -272,7 +272,7 @@ def test_the_secret_is_in_no_environment_no_command_line_no_file_and_no_memory(
     with team_of(launch, c10d(), "2", env=env, options=options) as team:
         agents = team.start_many(2)
         first = team.wait_round(agents)
-        first.tell(FAIL, 0)
+        first.send_signal(FAIL, 0)
         second = team.wait_round(agents, first)
         seen = 0
         for agent in agents:
@@ -284,6 +284,6 @@ def test_the_secret_is_in_no_environment_no_command_line_no_file_and_no_memory(
         for pid in second.pids:
             assert b"SECRET_FILE" not in Path(f"/proc/{pid}/environ").read_bytes()
         finish(team, second)
-        told = [agent.stderr + agent.stdout for agent in agents]
-        told += [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file() and path != secret]
-        assert len(told) > 4 and not [each for each in told if text in each]
+        texts = [agent.stderr + agent.stdout for agent in agents]
+        texts += [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file() and path != secret]
+        assert len(texts) > 4 and not [each for each in texts if text in each]

@@ -46,8 +46,10 @@ def test_a_job_begins_while_one_host_is_away_and_each_in_turn_dies_and_comes_bac
             agent = job.start("--rdzv-endpoint", ",".join(wrong), "--rdzv-conf", "is_host=false")
             assert agent.wait() == EXIT_INPUT
             (line,) = [line for line in agent.stderr.splitlines() if line.startswith("aelastic: error: ")]
-            told = f"this agent has the rendezvous endpoints {','.join(sorted(wrong))}, another agent of this run has "
-            assert f"{told}{','.join(names)}: use the same list on every node" in line
+            expected = (
+                f"this agent has the rendezvous endpoints {','.join(sorted(wrong))}, another agent of this run has "
+            )
+            assert f"{expected}{','.join(names)}: use the same list on every node" in line
             assert agent.stderr.count("the same list") == 1, "one line"
             assert not agent.starts
         third = job.start("--rdzv-endpoint", ",".join(reversed(names)))  # the same list
@@ -82,7 +84,7 @@ def test_the_hosts_of_a_name_with_several_addresses_keep_the_endpoint_and_static
     meeting, conf = Meeting("static", f"pods.example:{port}"), CONF | {"endpoints": 3}
     with team_of(launch, meeting, "3", conf=conf, wrapper=RESOLVER.format(file=str(dns))) as job:
         agents = [job.start("--node-rank", str(rank)) for rank in range(3)]
-        agents[0].wait_said(
+        agents[0].wait_logged(
             rf"looking for the leader \(\d+ s\): the rendezvous endpoint pods.example:{port} has 2 of 3 IPv4 addresses "
             r"\(127.0.0.1, 127.0.0.3\)"
         )
@@ -133,9 +135,9 @@ async def test_a_host_that_cannot_bind_its_endpoint_ends_with_a_line(monkeypatch
 
     monkeypatch.setattr(c10d, "listen", refuse)
     names = ["127.0.0.1:80", "203.0.113.1:80", "203.0.113.2:80"]
-    said = f"the rendezvous endpoint {names[0]} cannot be served (Permission denied): choose another port"
+    expected = f"the rendezvous endpoint {names[0]} cannot be served (Permission denied): choose another port"
     error = await error_of_store(names)
-    assert isinstance(error, InputError) and str(error) == said
+    assert isinstance(error, InputError) and str(error) == expected
 
 
 @pytest.mark.parametrize(

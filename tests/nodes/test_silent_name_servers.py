@@ -52,7 +52,7 @@ def test_the_others_go_on_without_the_coordinator_and_end_when_they_are_told_to(
             team_of(launch, Meeting(backend, endpoint), "1:3", conf=conf, env={"STAR_SOLO": "1"}) as team,
         ):
             first = start(team, 0, nodes[0])
-            first.wait_said(COORDINATES)
+            first.wait_logged(COORDINATES)
             others = [start(team, number, nodes[number]) for number in (1, 2)]
             round_ = team.wait_round([first, *others])
             server.fall_silent()

@@ -124,8 +124,8 @@ wait_for("go")
 )
 def test_a_job_that_is_on_this_host_only_listens_on_loopback_only(launch: Launcher, options: str, master: str) -> None:
     job = launch(LISTENS, *options.replace("PORT", str(quiet_port())).split())
-    (said,) = job.wait_line("at")
-    assert said == f"at {master}"
+    (line,) = job.wait_line("at")
+    assert line == f"at {master}"
     addresses = set[str]().union(*listening(job.left()).values())
     assert "127.0.0.1" in addresses
     assert addresses <= HERE

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from kit.agents import Agent, Round, Team, c10d, team_of
 from kit.launching import Launcher, alive
-from kit.verbs import Said, told, verb
+from kit.verbs import Output, json_of, verb
 from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic.base.host import control_sockets
@@ -51,21 +51,21 @@ def trio(launch: Launcher, *options: str, nnodes: str = "2:3", nodes: int = 3) -
 
 def node_id(agent: Agent) -> str:
     """Its id, as the others know it."""
-    found = [each for each in told(agent.folder, "status")["nodes"] if each["run"]["pid"] == agent.pid]
+    found = [each for each in json_of(agent.folder, "status")["nodes"] if each["run"]["pid"] == agent.pid]
     return str(found[0]["run"]["node_id"])
 
 
 def phases(agent: Agent) -> list[str]:
-    return sorted(each["phase"] for each in told(agent.folder, "status")["nodes"])
+    return sorted(each["phase"] for each in json_of(agent.folder, "status")["nodes"])
 
 
 def test_each_node_tells_of_all_and_asks_for_any(launch: Launcher) -> None:
     with trio(launch) as (team, agents):
         for agent in agents:
             wait_for("all run", lambda agent=agent: phases(agent) == ["running"] * 3)  # type: ignore[misc]
-            said = verb(agent.folder, "status")
-            assert said.code == 0 and said.out.count(" running  ") == 4 and said.out.count(" * ") == 1, said
-            stacks = told(agent.folder, "stacks")["stacks"]
+            output = verb(agent.folder, "status")
+            assert output.code == 0 and output.out.count(" running  ") == 4 and output.out.count(" * ") == 1, output
+            stacks = json_of(agent.folder, "stacks")["stacks"]
             assert sorted(stacks, key=int) == [*map(str, range(6))], stacks.keys()
             assert logs_of(agent).code == 0
             logs = logs_of(agent, *agents)
@@ -74,20 +74,20 @@ def test_each_node_tells_of_all_and_asks_for_any(launch: Launcher) -> None:
         # A restart requested on a node that does not lead.
         asker = next(agent for agent in agents if agent is not team.coordinator)
         round_ = team.wait_round(agents)
-        said = verb(asker.folder, "restart", "--at-save", "--wait")
-        assert said.code == 0 and "all ranks have saved" in said.out, team.story
+        output = verb(asker.folder, "restart", "--at-save", "--wait")
+        assert output.code == 0 and "all ranks have saved" in output.out, team.story
         round_ = team.wait_round(agents, after=round_)
         assert round_.restart == 0, "it is not charged"
         # One node makes another leave.
         leaver = next(agent for agent in agents if agent is not asker)
-        said = verb(asker.folder, "drain", node_id(leaver), "--deadline", str(DRAIN_S), "--wait")
-        assert said.code == 0 and leaver.wait() == EXIT_TRY_AGAIN, team.story
+        output = verb(asker.folder, "drain", node_id(leaver), "--deadline", str(DRAIN_S), "--wait")
+        assert output.code == 0 and leaver.wait() == EXIT_TRY_AGAIN, team.story
         rest = [agent for agent in agents if agent is not leaver]
         assert team.wait_round(rest, after=round_).restart == 0, "nor is this one"
         assert all("of notice.due" in agent.stderr for agent in rest), team.story
         # The leader may have left and been replaced: a node that has not found the new one yet is missing.
-        wait_for("both nodes answer", lambda: [len(told(asker.folder, "status")["nodes"])] == [2])
-        status = told(asker.folder, "status")
+        wait_for("both nodes answer", lambda: [len(json_of(asker.folder, "status")["nodes"])] == [2])
+        status = json_of(asker.folder, "status")
         assert not status["silent"] and status["missing"] == 0, (status, team.story)
         assert verb(asker.folder, "stop", "--at-save").code == 0
         assert [agent.wait() for agent in rest] == [EXIT_TRY_AGAIN] * 2, team.story
@@ -109,12 +109,12 @@ def assert_refused_undisturbed(team: Team, agent: Agent) -> None:
         assert conn is not None
         with conn, conn.makefile("rb") as lines:
             conn.sendall(json.dumps(asked).encode() + b"\n")
-            said = json.loads(lines.readline())
-        assert said["code"] == "refused" and said["text"].startswith(f"{field} is "), said
+            answer = json.loads(lines.readline())
+        assert answer["code"] == "refused" and answer["text"].startswith(f"{field} is "), answer
     assert phases(agent) == ["running"] * 3 and len(agent.starts) == starts, team.story
 
 
-def logs_of(agent: Agent, *agents: Agent) -> Said:
+def logs_of(agent: Agent, *agents: Agent) -> Output:
     """Output of a worker of the first node in `agents`, requested at another agent; without `agents`, of its own."""
     other = next((other for other in agents if other is not agent), agent)
     return verb(agent.folder, "logs", str(other.starts[0].rank), "--stderr")
@@ -123,9 +123,9 @@ def logs_of(agent: Agent, *agents: Agent) -> Said:
 def test_a_node_may_refuse_what_is_asked_for_on_others(launch: Launcher) -> None:
     with trio(launch, "--no-remote-requests", nnodes="2", nodes=2) as (team, agents):
         other = next(agent for agent in agents if agent is not team.coordinator)
-        said = verb(other.folder, "restart")
-        assert said.code == 1 and "refuses requests from other nodes (--no-remote-requests)" in said.err
-        status = told(other.folder, "status")
+        output = verb(other.folder, "restart")
+        assert output.code == 1 and "refuses requests from other nodes (--no-remote-requests)" in output.err
+        status = json_of(other.folder, "status")
         assert [len(status[kind]) for kind in ("nodes", "silent", "refused")] == [1, 0, 1]
         assert "  closed " in verb(other.folder, "status").out
         assert verb(team.coordinator.folder, "restart").code == 0, "it may request it itself"
@@ -139,7 +139,7 @@ def test_what_is_asked_for_while_the_coordinator_is_lost_is_answered_by_the_next
         wait_for("all run", lambda: phases(asker) == ["running"] * 3)
         round_ = team.wait_round(agents)
         coordinator.crash()
-        answers = dict[str, Said]()
+        answers = dict[str, Output]()
         asking = [
             threading.Thread(target=lambda *argv: answers.update({argv[0]: verb(asker.folder, *argv)}), args=argv)
             for argv in (("status",), ("restart", "--reason", "now"))
@@ -148,7 +148,10 @@ def test_what_is_asked_for_while_the_coordinator_is_lost_is_answered_by_the_next
             each.start()
         for each in asking:
             each.join()
-        assert {name: said.code for name, said in answers.items()} == {"status": 0, "restart": 0}, (answers, team.story)
+        assert {name: answer.code for name, answer in answers.items()} == {"status": 0, "restart": 0}, (
+            answers,
+            team.story,
+        )
         team.wait_round([asker, other], after=round_)
 
 
@@ -193,9 +196,9 @@ def drained(team: Team, agent: Agent) -> None:
 
 def assert_one_call(team: Team, ranks: int) -> None:
     """All ranks have saved once, at the same step, and none was killed."""
-    told = [line.split()[1:] for agent in team.agents for line in agent.lines if line.startswith("saved ")]
-    assert len({(fence, step) for fence, _, step in told}) == 1, team.story
-    assert sorted(int(rank) for _, rank, _ in told) == [*range(ranks)], team.story
+    json_of = [line.split()[1:] for agent in team.agents for line in agent.lines if line.startswith("saved ")]
+    assert len({(fence, step) for fence, _, step in json_of}) == 1, team.story
+    assert sorted(int(rank) for _, rank, _ in json_of) == [*range(ranks)], team.story
     assert not any("SIGKILL" in agent.stderr or "killed" in agent.stderr for agent in team.agents), team.story
 
 

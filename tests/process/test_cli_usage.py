@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kit.launching import Launcher
 from kit.programs import ROOT, run_python
-from kit.verbs import told
+from kit.verbs import json_of
 from kit.waiting import wait_for
 
 # The script would create this file, and none of these runs may leave it.
@@ -37,27 +37,27 @@ def contents(folder: Path) -> set[Path]:
 REFERS = re.compile(r" \((see aelastic( \w+)? --help|see aelastic --help-all|help: [a-z0-9-]+)\)\n$")
 
 
-def assert_refused(folder: Path, said: str, *argv: str, **environ: str) -> None:
+def assert_refused(folder: Path, expected: str, *argv: str, **environ: str) -> None:
     before = contents(folder)
     run = aelastic(folder, *argv, **environ)
     assert (run.returncode, run.stdout) == (2, ""), run.stderr
     assert run.stderr.startswith("aelastic: error: ") and REFERS.search(run.stderr)
     assert run.stderr.count("\n") == 1
-    assert said in run.stderr
+    assert expected in run.stderr
     assert contents(folder) == before
 
 
 # One of each kind; `core/test_bad_usage.py` tests the others in one process.
 @pytest.mark.parametrize(
-    "command, environ, said",
+    "command, environ, expected",
     [
         ("", {}, "no script given"),
         ("--cache-dir /proc/none train.py", {}, "cache_dir /proc/none: "),  # by the supervisor
         ("train.py", {"PET_RDZV_ID": "a\nb"}, "use a run id without line breaks"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(folder: Path, command: str, environ: dict[str, str], said: str) -> None:
-    assert_refused(folder, said, *command.split(), **environ)
+def test_bad_input_is_refused_in_one_line(folder: Path, command: str, environ: dict[str, str], expected: str) -> None:
+    assert_refused(folder, expected, *command.split(), **environ)
 
 
 def has_device(kind: str) -> bool:
@@ -168,7 +168,7 @@ def test_bash_completes_commands_their_options_and_the_names_of_jobs(launch: Lau
     # A shell would execute the command in this name.
     for number, run_id in enumerate(("resnet", "$(touch executed)"), 1):
         launch("rest()", f"--rdzv-id={run_id}", name=f"job{number}", env=env)
-        wait_for(f"{number} jobs", lambda: len(told(launch.folder, "ps").get("jobs", ())) == number)  # noqa: B023
+        wait_for(f"{number} jobs", lambda: len(json_of(launch.folder, "ps").get("jobs", ())) == number)  # noqa: B023
     folder = launch.folder / "shell"
     folder.mkdir()
     script = aelastic(folder, "--print-completion", "bash").stdout
@@ -207,8 +207,8 @@ def test_completion_without_shtab_names_what_to_install(folder: Path) -> None:
     (folder / "without").mkdir()
     (folder / "without" / "shtab.py").write_text("raise ImportError")
     python_path = f"{folder / 'without'}:{ROOT}"
-    said = "--print-completion zsh: shtab is not installed: pip install shtab"
+    message = "--print-completion zsh: shtab is not installed: pip install shtab"
     run = aelastic(folder, "--print-completion", "zsh", PYTHONPATH=python_path)
     assert (run.returncode, run.stdout) == (2, "")
-    assert said in run.stderr
+    assert message in run.stderr
     assert "--print-completion nosh: use one of bash, zsh" in aelastic(folder, "--print-completion", "nosh").stderr

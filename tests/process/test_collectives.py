@@ -45,7 +45,7 @@ os._exit(0)
 """
 HANGS = ("--hang-timeout=1", "--hang-signals=output")
 # In an agent: only workers that report it can hang.  Until then they may be starting, which is slow on a busy machine.
-ONLY_WHO_SAYS_SO = """
+ONLY_NAMED = """
 import os, time
 from aelastic.agent.watches import activity
 from aelastic.diagnose.stacks import collectives
@@ -64,7 +64,7 @@ activity.sizes_of = sizes_that_grow
 @pytest.mark.ci
 def test_the_flight_recorders_of_all_ranks_are_fired_and_their_files_named(launch: Launcher, tmp_path: Path) -> None:
     options = ("--nproc-per-node=2", "--max-restarts=1", f"--log-dir={tmp_path}/logs")
-    job = launch(RECORDS, *HANGS, *options, wrapper=ONLY_WHO_SAYS_SO)
+    job = launch(RECORDS, *HANGS, *options, wrapper=ONLY_NAMED)
     assert job.wait() == 0, job.story
     (folder,) = (tmp_path / "logs" / "latest").resolve().glob("flight_recorder_0")
     assert f"flight recorder: {folder} (2 files)" in job.stderr
@@ -203,7 +203,7 @@ def test_in_a_hang_what_ras_says_is_logged(launch: Launcher) -> None:
     ras = Ras(ANSWER)
     code = "if restart == 0:\n    open(f'hangs_{os.getpid()}', 'w').close()\n    time.sleep(600)"
     env = {"NCCL_RAS_ADDR": ras.address}
-    job = launch(code, *HANGS, "--max-restarts=1", env=env, wrapper=ONLY_WHO_SAYS_SO)
+    job = launch(code, *HANGS, "--max-restarts=1", env=env, wrapper=ONLY_NAMED)
     assert job.wait() == 0, job.story
     assert re.search(rf"aelastic: W {re.escape(LINE)}\n", job.stderr)
     ras.close()

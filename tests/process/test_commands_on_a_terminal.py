@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 from kit.screens import Screen
-from kit.verbs import told
+from kit.verbs import json_of
 from kit.waiting import wait_for
 
 # In the command: it draws the line from the beginning, and every time.
@@ -101,7 +101,7 @@ def test_states_are_green_or_red_on_a_terminal_and_say_the_same_without_colour(l
     job.wait_line("up")
     wait_for(
         lambda: f"it runs: {job.story}",
-        lambda: told(job.folder, "status").get("nodes", [{}])[0].get("phase") == "running",
+        lambda: json_of(job.folder, "status").get("nodes", [{}])[0].get("phase") == "running",
     )
     terminal = Terminal(job.folder)
     for command in ("status", "ps"):

@@ -20,7 +20,7 @@ from kit.waiting import wait_for
 from kit.warm.interpreters import Warm
 
 from aelastic.cli.doctor import host_checks
-from aelastic.cli.doctor.command import say_finding
+from aelastic.cli.doctor.command import write_finding
 from aelastic.cli.doctor.endpoint_checks import check_endpoints
 from aelastic.cli.doctor.finding import Finding
 from aelastic.diagnose.stacks.memory import Unreadable
@@ -62,19 +62,19 @@ def test_each_endpoint_has_a_line_that_says_what_is_there(tmp_path: Path, warm_s
         before = IMPATIENT + WARM_STORE.format(python=warm_store.python)
         run = doctor(tmp_path, *options, before=before, PET_RDZV_ENDPOINT=",".join(names))
         server.shutdown()
-    said = lines_of(run)
+    lines = lines_of(run)
     assert run.returncode == EXIT_FAILURE, run.stderr
     assert (
-        said[f"endpoint {names[0]}"]
+        lines[f"endpoint {names[0]}"]
         == "ok 127.0.0.1, this host; the port is free: the agent of this host will serve it"
     )
-    assert said[f"endpoint {names[1]}"].startswith("error 127.0.0.2, this host; 127.0.0.2:")
-    assert said[f"endpoint {names[2]}"].startswith("error cannot resolve the host")
-    assert said[f"endpoint {names[2]}"].endswith("; the endpoint is from PET_RDZV_ENDPOINT")
-    assert said["endpoints"] == "ok 3 of them: the job survives the loss of 1"
-    assert said["log folder"] == "ok logs can be written to"
-    assert said["torch"].startswith("ok ")
-    assert said["stacks"] == "ok stacks of workers can be read"
+    assert lines[f"endpoint {names[1]}"].startswith("error 127.0.0.2, this host; 127.0.0.2:")
+    assert lines[f"endpoint {names[2]}"].startswith("error cannot resolve the host")
+    assert lines[f"endpoint {names[2]}"].endswith("; the endpoint is from PET_RDZV_ENDPOINT")
+    assert lines["endpoints"] == "ok 3 of them: the job survives the loss of 1"
+    assert lines["log folder"] == "ok logs can be written to"
+    assert lines["torch"].startswith("ok ")
+    assert lines["stacks"] == "ok stacks of workers can be read"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -84,7 +84,7 @@ def test_on_a_terminal_a_finding_is_wrapped_between_words_below_its_level(monkey
     words = "cannot resolve the host (try getent hosts no-such-host.invalid there)"
     with open(screen.theirs, "w", closefd=False) as stdout, monkeypatch.context() as patched:
         patched.setattr(sys, "stdout", stdout)
-        say_finding(Finding("error", "endpoint no-such-host.invalid:1", words))
+        write_finding(Finding("error", "endpoint no-such-host.invalid:1", words))
     wait_for("the last line", lambda: any("there)" in row for row in screen.rows))
     seen = "\n".join(screen.rows)
     wrapped = r"^error    endpoint\n {9}no-such-host\.invalid:1: cannot\n {9}resolve the host"
@@ -121,9 +121,9 @@ async def found(**fields: Any) -> dict[str, str]:
     """Findings for a job of two nodes whose endpoint is on this host, where other hosts cannot reach it."""
     where = f"127.0.0.1:{quiet_port()}"
     settings = RendezvousSettings("c10d", where, 2, 2, **fields)
-    said = {each.subject: f"{each.level} {each.words}" async for each in check_endpoints(settings, "job", {})}
-    assert said.pop(f"endpoint {where}").startswith("warning 127.0.0.1, this host; the port is free")
-    return said
+    lines = {each.subject: f"{each.level} {each.words}" async for each in check_endpoints(settings, "job", {})}
+    assert lines.pop(f"endpoint {where}").startswith("warning 127.0.0.1, this host; the port is free")
+    return lines
 
 
 async def test_who_can_get_in_is_told_with_the_key_that_is_used(tmp_path: Path) -> None:
@@ -131,13 +131,13 @@ async def test_who_can_get_in_is_told_with_the_key_that_is_used(tmp_path: Path) 
     secret.touch(0o600)
     secret.write_text("the first secret, of 32 bytes or more\nthe second secret, of 32 bytes or more\n")
     first, second = (Key(line.encode(), "job").id[:4] for line in secret.read_text().splitlines())
-    said = await found(local_addr="192.0.2.77", secret_file=str(secret))
-    assert said["secret"] == f"ok key {first} of {secret} is used, {second} is also accepted"
-    assert said["listening"].startswith("ok the agent listens at 192.0.2.77 and loopback")
+    lines = await found(local_addr="192.0.2.77", secret_file=str(secret))
+    assert lines["secret"] == f"ok key {first} of {secret} is used, {second} is also accepted"
+    assert lines["listening"].startswith("ok the agent listens at 192.0.2.77 and loopback")
     firewall = "warning needed: the workers' store, gloo and NCCL accept anyone who reaches 192.0.2.77"
-    assert said["firewall"].startswith(firewall)
-    assert "leader" not in said, "no job is running"
-    said = await found(bind_all=True)
-    assert said["secret"].startswith("warning none: anyone who reaches an agent's port can join or end the job")
-    assert said["listening"].startswith("ok the agent and the workers' store listen at all addresses")
+    assert lines["firewall"].startswith(firewall)
+    assert "leader" not in lines, "no job is running"
+    lines = await found(bind_all=True)
+    assert lines["secret"].startswith("warning none: anyone who reaches an agent's port can join or end the job")
+    assert lines["listening"].startswith("ok the agent and the workers' store listen at all addresses")
     assert (await found(local_addr="127.0.0.1"))["firewall"].startswith("ok not needed")

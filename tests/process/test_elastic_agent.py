@@ -169,9 +169,9 @@ def test_agents_of_both_give_the_same_for_a_handler_of_torchs(torchs: Any, tmp_p
     from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
     for entrypoint, restarts in ((stories.ranks, 0), (stories.fail_the_first_time, 1), (stories.fail, 1)):
-        told: list[Any] = []
+        results: list[Any] = []
         for module in (torchs, ours):
-            parameters = RendezvousParameters("c10d", f"localhost:{quiet_port()}", f"run {len(told)}", 1, 1)
+            parameters = RendezvousParameters("c10d", f"localhost:{quiet_port()}", f"run {len(results)}", 1, 1)
             spec = torchs.WorkerSpec(
                 role="trainer", local_world_size=2, rdzv_handler=registry.get_rendezvous_handler(parameters),
                 entrypoint=entrypoint, max_restarts=restarts, monitor_interval=0.05,
@@ -181,25 +181,27 @@ def test_agents_of_both_give_the_same_for_a_handler_of_torchs(torchs: Any, tmp_p
             group = agent.get_worker_group()
             failures = {"some"} if result.failures else set()  # it is up to chance which of the two is first
             workers = [(w.local_rank, w.global_rank, w.role_rank, w.world_size, type(w.id)) for w in group.workers]
-            told.append((result.return_values, failures, group.group_rank, workers, agent._remaining_restarts))
+            results.append((result.return_values, failures, group.group_rank, workers, agent._remaining_restarts))
             assert result.is_failed() == (result.state == torchs.WorkerState.FAILED) == (entrypoint is stories.fail)
             assert group.state == result.state
-        assert told[0] == told[1]
+        assert results[0] == results[1]
 
 
 @pytest.mark.all
 def test_the_address_in_the_spec_is_what_workers_of_both_get_though_the_handlers_store_is_shared(torchs: Any) -> None:
     from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
-    told: list[Any] = []
+    results: list[Any] = []
     for module in (torchs, ours):
         parameters = RendezvousParameters("c10d", f"localhost:{quiet_port()}", "job", 1, 1, local_addr="127.0.0.1")
         spec = torchs.WorkerSpec(
             role="trainer", local_world_size=2, rdzv_handler=registry.get_rendezvous_handler(parameters),
             entrypoint=stories.where_workers_meet, monitor_interval=0.05, master_addr="gateway", master_port=2345,
         )  # fmt: skip
-        told.append(module.LocalElasticAgent(spec, torchs.DefaultLogsSpecs(), start_method="fork").run().return_values)
-    assert told[0] == told[1] == {rank: ["gateway", "2345", "True"] for rank in range(2)}
+        results.append(
+            module.LocalElasticAgent(spec, torchs.DefaultLogsSpecs(), start_method="fork").run().return_values
+        )
+    assert results[0] == results[1] == {rank: ["gateway", "2345", "True"] for rank in range(2)}
 
 
 # torch's handlers.

@@ -48,9 +48,11 @@ def test_a_failed_job_is_there_until_a_scrape_has_seen_it(launch: Launcher, loop
     url = lingering(job)
     with urllib.request.urlopen(f"{url}/livez", timeout=30) as answer:  # not a scrape
         assert answer.status == 200
-    told = read(url)
-    assert told['aelastic_run_ended{run_id="job-7",state="FAILED"}'] == told['aelastic_state{state="FAILED"}'] == 1
-    assert told['aelastic_phase{phase="done"}'] == told['aelastic_worker_exits_total{outcome="failed"}'] == 1
+    metrics = read(url)
+    assert (
+        metrics['aelastic_run_ended{run_id="job-7",state="FAILED"}'] == metrics['aelastic_state{state="FAILED"}'] == 1
+    )
+    assert metrics['aelastic_phase{phase="done"}'] == metrics['aelastic_worker_exits_total{outcome="failed"}'] == 1
     assert job.wait() == 3, job.story
     with pytest.raises(OSError, match="refused"):
         read(url)
@@ -139,9 +141,9 @@ def test_a_file_for_node_exporter_has_the_end_of_the_run(launch: Launcher, tmp_p
     assert at_first[f'aelastic_state{{state="INIT",{common}}}'] == 1, "written before anything is started"
     job.go()
     assert job.wait() == 3, job.story
-    told = values(path.read_text())
-    assert told['aelastic_run_ended{run_id="job-7",state="FAILED",textfile="gpu.prom"}'] == 1
-    assert told[f'aelastic_restarts_total{{cause="failure",{common}}}'] == 1
+    metrics = values(path.read_text())
+    assert metrics['aelastic_run_ended{run_id="job-7",state="FAILED",textfile="gpu.prom"}'] == 1
+    assert metrics[f'aelastic_restarts_total{{cause="failure",{common}}}'] == 1
     assert list(path.parent.iterdir()) == [path], "a new file replaces the old one each time"
 
 

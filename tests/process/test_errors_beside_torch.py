@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from kit.programs import run_python
-from kit.stories.recorded import HOOKS, Told, outcome, raises, record_text, returns, written
+from kit.stories.recorded import HOOKS, Recorded, outcome, raises, record_text, returns, written
 
 from aelastic.errors import ChildFailedError, ProcessFailure, exit_code_of, record
 
@@ -39,7 +39,7 @@ def test_torchs_record_calls_the_same(case: str, torch_errors: Any) -> None:
     if not hasattr(torch_errors.ErrorHandler, "record_success"):
         pytest.skip("torch before 2.15")
     fn, _ = HOOKS[case]
-    ours, theirs = Told(), Told()
+    ours, theirs = Recorded(), Recorded()
     assert outcome(record(fn, ours)) == outcome(torch_errors.record(fn, theirs))
     assert ours.calls == theirs.calls
 

@@ -261,7 +261,7 @@ async def until(what: str, condition: Callable[[], Any]) -> None:
     await anyio.to_thread.run_sync(wait_for, what, condition)
 
 
-def said(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
+def logged(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
     records = [record for record in caplog.records if record.name == "aelastic.observe.event_log"]
     return [record.getMessage() for record in records if record.levelno == level]
 
@@ -313,14 +313,14 @@ async def test_on_a_full_disk_it_warns_once_and_goes_on_when_there_is_room(
             fill(disk / "big")
             for number in range(1, 100):
                 log.tell(ev.Waited(str(number)), 0.0)
-            await until("a warning", lambda: said(caplog))
+            await until("a warning", lambda: logged(caplog))
             found = texts(so_far(path))
             assert found == [str(number) for number in range(len(found))]  # in order
             assert len(found) < 100
             (disk / "big").unlink()
             await until("all lines", lambda: len(texts(so_far(path))) == 100)
         assert texts(records_of(path)) == [str(number) for number in range(100)]
-        assert said(caplog) == [f"cannot write the event log {path} (No space left on device); the job continues"]
+        assert logged(caplog) == [f"cannot write the event log {path} (No space left on device); the job continues"]
 
 
 async def test_what_is_more_than_it_keeps_is_counted_where_it_is_missing(
@@ -333,7 +333,7 @@ async def test_what_is_more_than_it_keeps_is_counted_where_it_is_missing(
         async with logging_to(path, backlog_max=10) as log:
             for number in range(1, 20):
                 log.tell(ev.Waited(str(number)), 0.0)
-            await until("a warning", lambda: said(caplog))
+            await until("a warning", lambda: logged(caplog))
             (disk / "big").unlink()
             await until("what was kept", lambda: len(texts(so_far(path))) == 9)
             await until("room for more", lambda: log._writer.settled == 10)
@@ -342,8 +342,8 @@ async def test_what_is_more_than_it_keeps_is_counted_where_it_is_missing(
         kept = ["run_began", *["waited"] * 9, "records_lost", "waited"]
         assert [record["event"] for record in records] == kept
         assert (records[-2]["count"], records[-2]["reason"]) == (10, "No space left on device")
-        assert len(said(caplog)) == 1
-        assert said(caplog, logging.INFO) == [f"the event log {path} is missing 10 records"]
+        assert len(logged(caplog)) == 1
+        assert logged(caplog, logging.INFO) == [f"the event log {path} is missing 10 records"]
 
 
 async def test_a_disk_that_stays_full_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -353,8 +353,8 @@ async def test_a_disk_that_stays_full_is_one_warning(tmp_path: Path, caplog: pyt
     async with logging_to(path) as log:
         for _ in range(4):
             log.tell(ev.Waited(""), 0.0)
-    assert said(caplog) == [f"cannot write the event log {path} (No space left on device); the job continues"]
-    assert said(caplog, logging.INFO) == [f"the event log {path} is missing 5 records"]
+    assert logged(caplog) == [f"cannot write the event log {path} (No space left on device); the job continues"]
+    assert logged(caplog, logging.INFO) == [f"the event log {path} is missing 5 records"]
 
 
 async def test_a_folder_that_is_removed_and_comes_back_has_a_log_again(
@@ -368,11 +368,11 @@ async def test_a_folder_that_is_removed_and_comes_back_has_a_log_again(
         path.unlink()
         folder.rmdir()
         log.tell(ev.Waited("0"), 0.0)
-        await until("a warning", lambda: said(caplog))
+        await until("a warning", lambda: logged(caplog))
         log.tell(ev.Waited("1"), 0.0)
         folder.mkdir()
     assert texts(records_of(path)) == ["0", "1"]
-    assert len(said(caplog)) == 1
+    assert len(logged(caplog)) == 1
 
 
 async def test_a_disk_that_hangs_does_not_hold_up_the_run(
@@ -385,7 +385,7 @@ async def test_a_disk_that_hangs_does_not_hold_up_the_run(
         async with logging_to(path, backlog_max=100) as log:
             for _ in range(5000):
                 log.tell(ev.Waited(""), 0.0)
-        assert said(caplog) == [f"the event log {path} is missing 5001 records"]
+        assert logged(caplog) == [f"the event log {path} is missing 5001 records"]
     finally:
         reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         for thread in [thread for thread in threading.enumerate() if thread.name == "event log"]:
@@ -403,18 +403,18 @@ def _drained(reader: int) -> bytes:
 
 
 async def test_where_nothing_happens_there_are_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_told, append = threading.Event(), aelastic.observe.event_log._append
+    may_append, append = threading.Event(), aelastic.observe.event_log._append
 
-    def append_when_told(path: Path, lines: bytes) -> int:  # otherwise a heartbeat may precede the second event
-        is_told.wait(DEADLINE_S)
+    def append_when_allowed(path: Path, lines: bytes) -> int:  # otherwise a heartbeat may precede the second event
+        may_append.wait(DEADLINE_S)
         return append(path, lines)
 
-    monkeypatch.setattr("aelastic.observe.event_log._append", append_when_told)
+    monkeypatch.setattr("aelastic.observe.event_log._append", append_when_allowed)
     path = tmp_path / "events.jsonl"
     began = time.monotonic()
     async with logging_to(path, alive_interval_s=0.05) as log:
         log.tell(FORMED, 1000.0)  # the loop's clock may have any value
-        is_told.set()
+        may_append.set()
         await until("two signs", lambda: len(events(so_far(path), "alive")) >= 2)
     took_ns = (time.monotonic() - began) * 1e9
     records = records_of(path)
@@ -510,25 +510,30 @@ def test_two_nodes_tell_one_story(launch: Launcher) -> None:
         alone = team.wait_round([first])
         second = team.start()
         together = team.wait_round([first, second], after=alone)
-        together.tell(FAIL, 1)
+        together.send_signal(FAIL, 1)
         again = team.wait_round([first, second], after=together)
         second.signal(signal.SIGTERM)
         last = team.wait_round([first], after=again)
-        last.tell(FINISH)
+        last.send_signal(FINISH)
         first.wait()
         second.wait()
-    told = {agent: records_of(log_of(agent.folder / "logs")) for agent in (first, second)}
-    for records in told.values():
+    records_of_node = {agent: records_of(log_of(agent.folder / "logs")) for agent in (first, second)}
+    for records in records_of_node.values():
         assert_whole(records)
-    restarts = {agent: [each["cause"] for each in events(records, "restarting")] for agent, records in told.items()}
+    restarts = {
+        agent: [each["cause"] for each in events(records, "restarting")] for agent, records in records_of_node.items()
+    }
     assert restarts == {first: ["membership", "failure", "membership"], second: ["failure"]}
     failed = [
-        record for agent in told for record in told[agent] if record["event"] == "worker_ended" and record["failure"]
+        record
+        for agent in records_of_node
+        for record in records_of_node[agent]
+        if record["event"] == "worker_ended" and record["failure"]
     ]
     # The other worker may have failed because of the lost connection before it was stopped.
     causes = [(record["rank"], record["failure"]["message"]) for record in failed]
     assert [cause for cause in causes if cause != (0, "RuntimeError: rank 0: connection closed by peer")] == [
         (1, "exited with code 7")
     ]
-    assert len({record["node"] for records in told.values() for record in records}) == 2
-    assert [told[agent][-1]["state"] for agent in (first, second)] == ["SUCCEEDED", "STOPPED"]
+    assert len({record["node"] for records in records_of_node.values() for record in records}) == 2
+    assert [records_of_node[agent][-1]["state"] for agent in (first, second)] == ["SUCCEEDED", "STOPPED"]

@@ -290,12 +290,14 @@ async def test_lines_that_are_no_timers_are_logged_once_of_each_kind_and_the_oth
         assert kennel.found == []
         kennel.set("step", 0)
         await kennel.wait_found()
-    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(said) == 3
-    assert "as it is not a timer (" in said[0] and said[0].endswith("): 'nonsense'")
-    assert f"as it is longer than {LINE_BYTES_MAX} bytes (" in said[1] and "): 'xxx" in said[1]
-    assert "as it is from a process that no worker of this agent started (" in said[2] and said[2].endswith("): pid 1")
-    assert all(len(line) < 400 for line in said)
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(messages) == 3
+    assert "as it is not a timer (" in messages[0] and messages[0].endswith("): 'nonsense'")
+    assert f"as it is longer than {LINE_BYTES_MAX} bytes (" in messages[1] and "): 'xxx" in messages[1]
+    assert "as it is from a process that no worker of this agent started (" in messages[2] and messages[2].endswith(
+        "): pid 1"
+    )
+    assert all(len(line) < 400 for line in messages)
 
 
 async def test_a_strange_scope_is_quoted_in_part_on_one_line(tmp_path: Path) -> None:
@@ -365,10 +367,10 @@ def test_torchs_client_has_a_hung_worker_restarted_and_the_agent_lives(launch: L
     job = launch(USES_TORCH, "--nproc-per-node=2", "--max-restarts=1", env=ON)
     assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
     assert sorted(line for line in job.lines if line.startswith("done")) == ["done 0", "done 1"]
-    said = [each.split() for each in job.lines if each.startswith("at ")]
-    assert sorted(words[1:3] for words in said) == [["0", "0"], ["0", "1"], ["1", "0"], ["1", "1"]]
-    assert len({words[3] for words in said}) == 1  # it survives restarts
-    assert {words[4] for words in said} == {"0o10600"}
+    reports = [each.split() for each in job.lines if each.startswith("at ")]
+    assert sorted(words[1:3] for words in reports) == [["0", "0"], ["0", "1"], ["1", "0"], ["1", "1"]]
+    assert len({words[3] for words in reports}) == 1  # it survives restarts
+    assert {words[4] for words in reports} == {"0o10600"}
     assert "rank 1 on " in job.stderr
     assert "is stopped: timer 'step 2', set for " in job.stderr
     assert "rank 1 failed" in job.stderr and "restart 1 of 1" in job.stderr

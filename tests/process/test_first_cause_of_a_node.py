@@ -18,7 +18,7 @@ if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 rest()
 """
-TELLS_PID = """
+PRINTS_PID = """
 if rank == 0:
     open("pid", "w").write(str(os.getpid()))
     os.rename("pid", "pid0")
@@ -28,7 +28,7 @@ PATIENT = "from aelastic.agent import generation\ngeneration.GIVES_WAY_S = 60.0\
 
 
 def test_a_worker_that_was_killed_is_the_cause_though_one_that_blames_it_is_seen_first(launch: Launcher) -> None:
-    job = launch(TELLS_PID + BLAMES_FIRST, "--nproc-per-node", "3", wrapper=PATIENT)
+    job = launch(PRINTS_PID + BLAMES_FIRST, "--nproc-per-node", "3", wrapper=PATIENT)
     job.wait()
     report = job.stderr[job.stderr.index("Root Cause") :]
     assert "rank      : 1 " in report.partition("traceback")[0], job.story

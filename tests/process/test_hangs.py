@@ -90,14 +90,14 @@ LETS_OTHERS_COMPUTE = f"subprocess.run([sys.executable, '-c', {('import time' + 
 
 @pytest.mark.all
 def test_the_chosen_signs_decide_which_worker_hangs(launch: Launcher) -> None:
-    said = [f"no {word} for {TIMEOUT_S} s" for word in ("output", "CPU use")]
+    reasons = [f"no {word} for {TIMEOUT_S} s" for word in ("output", "CPU use")]
     table = [
         (PRINTS, "output", 0, ""),
         (PRINTS, "io", 0, ""),
-        (PRINTS, "cpu", TERM_CODE, said[1]),
+        (PRINTS, "cpu", TERM_CODE, reasons[1]),
         (COMPUTES, "cpu", 0, ""),
         (LETS_OTHERS_COMPUTE, "cpu", 0, ""),
-        (COMPUTES, "output", TERM_CODE, said[0]),
+        (COMPUTES, "output", TERM_CODE, reasons[0]),
     ]
     jobs = [
         launch(
@@ -153,7 +153,7 @@ def test_expected_output_is_found_in_files_pipes_and_progress_bars_and_who_write
 @pytest.mark.all
 def test_output_that_is_expected_is_met_missed_or_missed_later(launch: Launcher) -> None:
     hangs = PRINTS.replace("GOES_ON", "600")
-    until_told = 'while not os.path.exists("go"):\n    say("step")\n    time.sleep(0.1)'
+    until_asked = 'while not os.path.exists("go"):\n    say("step")\n    time.sleep(0.1)'
     within = r"--expect-output=loss=\d:3"
     lines, bar = 'say("loss=1")', 'os.write(2, b"\\rloss=1")'
     two_and_another = (
@@ -165,7 +165,7 @@ def test_output_that_is_expected_is_met_missed_or_missed_later(launch: Launcher)
         (two_and_another, [*of_two, "--redirects=3", "--log-dir=logs"], 0, ""),
         (hangs, [within], TERM_CODE, r"no output that matches 'loss=\d' in its first 3 s"),
         ("say('loss=1')\n" + hangs, [within, "--tee=3"], TERM_CODE, r"no output that matches 'loss=\d' for 3 s"),
-        (until_told, [within, "--hang-action=report"], 0, r"no output that matches 'loss=\d' in its first 3 s"),
+        (until_asked, [within, "--hang-action=report"], 0, r"no output that matches 'loss=\d' in its first 3 s"),
     ]  # fmt: skip
     jobs = [launch(code, *options, name=f"job{number}") for number, (code, options, _, _) in enumerate(table)]
     wait_for("it is reported", lambda: table[-1][-1] in jobs[-1].stderr)

@@ -189,10 +189,10 @@ def test_it_answers_for_a_job_from_its_first_worker_to_its_end(launch: Launcher,
     assert ask(f"{url}/livez").text == "ok\n"
     wait_ready(url)
     job.wait_line("start", 2)  # until then a worker has hardly any memory
-    said = ask(f"{url}/status").json()
-    assert (said["phase"], said["state"], said["ready"]) == ("running", "HEALTHY", True)
-    assert said["agent"]["pid"] == job.pid and said["run"]["local_world_size"] == 2
-    workers = {worker["pid"]: worker for worker in said["workers"]}
+    status = ask(f"{url}/status").json()
+    assert (status["phase"], status["state"], status["ready"]) == ("running", "HEALTHY", True)
+    assert status["agent"]["pid"] == job.pid and status["run"]["local_world_size"] == 2
+    workers = {worker["pid"]: worker for worker in status["workers"]}
     assert workers.keys() == {pid for pid in job.left() if any("worker.py" in word for word in cmdline(pid)[1:3])}
     assert all(worker["rss_bytes"] > 1 << 20 and worker["cpu_s"] >= 0 for worker in workers.values())
     read = values(ask(f"{url}/metrics").text)
@@ -202,7 +202,7 @@ def test_it_answers_for_a_job_from_its_first_worker_to_its_end(launch: Launcher,
     assert (read["aelastic_leads"], read["aelastic_worker_silence_max_seconds"]) == (1, 600)
     assert 0 <= read['aelastic_worker_silence_seconds{local_rank="1"}'] <= time.monotonic() - began_s
     assert began_at <= read["aelastic_phase_start_time_seconds"] <= time.time()
-    stopped = said["workers"][1]["pid"]
+    stopped = status["workers"][1]["pid"]
     stand_still(stopped)
     assert [worker["kernel"] for worker in ask(f"{url}/status").json()["workers"]] == [None, "stopped"]
     assert "rank 1 is stopped by a signal" in ask(f"{url}/readyz?verbose").text
@@ -215,13 +215,13 @@ def test_it_answers_for_a_job_from_its_first_worker_to_its_end(launch: Launcher,
     (job.folder / "go0").touch()
     wait_for("the restart", lambda: ask(f"{url}/status").json()["restarts"]["failure"] == 1)
     wait_ready(url)
-    said = ask(f"{url}/status").json()
-    failure = said["last_failure"]
+    status = ask(f"{url}/status").json()
+    failure = status["last_failure"]
     assert (failure["rank"], failure["generation"], failure["exitcode"]) == (1, 1, 1)
     assert "no batch left" in failure["message"] + failure["traceback"]
-    assert said["round"]["restart_count"] == 1 and said["round"]["generation"] == 2
-    assert said["restarts"] == {"failure": 1, "membership": 0} and said["last_restart"]["cause"] == "failure"
-    assert {"detect", "stop", "rendezvous", "spawn", "run"} <= {phase["phase"] for phase in said["phases"]}
+    assert status["round"]["restart_count"] == 1 and status["round"]["generation"] == 2
+    assert status["restarts"] == {"failure": 1, "membership": 0} and status["last_restart"]["cause"] == "failure"
+    assert {"detect", "stop", "rendezvous", "spawn", "run"} <= {phase["phase"] for phase in status["phases"]}
     read = values(ask(f"{url}/metrics").text)
     assert read['aelastic_restarts_total{cause="failure"}'] == 1
     assert read['aelastic_restarts_total{cause="membership"}'] == 0
@@ -246,8 +246,8 @@ def test_before_the_rendezvous_and_in_the_exit_barrier_it_lives_and_is_not_ready
         assert ask(f"{url}/livez").status == 200
         answer = ask(f"{url}/readyz")
         assert answer.status == 503 and "waiting for a round" in answer.text
-        said = ask(f"{url}/status").json()
-        assert (said["phase"], said["round"], said["workers"]) == ("joining", None, [])
+        status = ask(f"{url}/status").json()
+        assert (status["phase"], status["round"], status["workers"]) == ("joining", None, [])
         assert ask(f"{url}/stacks", "POST").status == 503
 
         second: Agent = team.start()
@@ -256,12 +256,12 @@ def test_before_the_rendezvous_and_in_the_exit_barrier_it_lives_and_is_not_ready
         assert ask(f"{url}/status").json()["round"]["group_world_size"] == 2
 
         ours = first.starts[-1].rank
-        round_.tell(FINISH, ours)
+        round_.send_signal(FINISH, ours)
         wait_for("the barrier", lambda: ask(f"{url}/status").json()["phase"] == "barrier")
         assert ask(f"{url}/livez").status == ask(f"{url}/healthz").status == 200
         answer = ask(f"{url}/readyz")
         assert answer.status == 503 and "those of other nodes run" in answer.text
-        round_.tell(FINISH, 1 - ours)
+        round_.send_signal(FINISH, 1 - ours)
         assert (first.wait(), second.wait()) == (0, 0)
 
 
@@ -392,9 +392,9 @@ async def test_stacks_come_as_json_and_only_those_of_the_last_look(
     stacks.go.set()
     async with serving(collect=stacks, is_running=True) as (_, url):
         await ask_here(f"{url}/stacks", "POST")
-        said = (await ask_here(f"{url}/stacks", "POST", headers={"Accept": "application/json"})).json()
-    assert said["folder"] == str(tmp_path)
-    assert [worker["text"].splitlines()[0] for worker in said["workers"]] == [
+        answer = (await ask_here(f"{url}/stacks", "POST", headers={"Accept": "application/json"})).json()
+    assert answer["folder"] == str(tmp_path)
+    assert [worker["text"].splitlines()[0] for worker in answer["workers"]] == [
         f"=== time 2 of {rank}" for rank in (0, 1)
     ]
 
@@ -605,10 +605,10 @@ def test_a_run_that_is_refused_after_it_listens_listens_no_more(tmp_path: Path) 
 # Custom servers.
 
 
-class Told(HealthCheckServer):
+class Recorded(HealthCheckServer):
     """Records its calls."""
 
-    made: list[Told]
+    made: list[Recorded]
 
     def __init__(self, alive_callback: Callable[[], int], port: int, timeout: int) -> None:
         super().__init__(alive_callback, port, timeout)
@@ -626,7 +626,7 @@ class Told(HealthCheckServer):
 
 @pytest.fixture(autouse=True)
 def _nothing_made() -> None:
-    Told.made = []
+    Recorded.made = []
 
 
 def supervise(given: Any, port: str, after_s: float = 0.0) -> WorkerState:
@@ -640,17 +640,17 @@ def supervise(given: Any, port: str, after_s: float = 0.0) -> WorkerState:
 
 def test_a_class_makes_the_server_where_the_variable_asks_for_one() -> None:
     before = int(time.time())
-    assert supervise(Told, "8123") is WorkerState.SUCCEEDED
-    (server,) = Told.made
+    assert supervise(Recorded, "8123") is WorkerState.SUCCEEDED
+    (server,) = Recorded.made
     assert server.calls == ["start", "stop"]
     assert (server._port, server._timeout) == (8123, 60)
     assert before <= server.alive <= time.time()
 
 
 def test_without_the_variable_a_class_makes_none_and_an_object_is_started_and_stopped_whatever_it_says() -> None:
-    assert supervise(Told, "") is WorkerState.SUCCEEDED
-    assert not Told.made
-    server = Told(lambda: 0, 1, 2)
+    assert supervise(Recorded, "") is WorkerState.SUCCEEDED
+    assert not Recorded.made
+    server = Recorded(lambda: 0, 1, 2)
     assert supervise(server, "nonsense") is WorkerState.SUCCEEDED
     assert server.calls == ["start", "stop"]
 
@@ -660,7 +660,7 @@ def test_a_server_that_raises_is_told_of_and_ends_nothing(where: str, caplog: py
     def fail(*_: Any, **__: Any) -> None:
         raise SystemExit(f"{where} has no port")
 
-    kind = type("Failing", (Told,), {where: fail})
+    kind = type("Failing", (Recorded,), {where: fail})
     assert supervise(kind, "1") is WorkerState.SUCCEEDED
     assert f"{where} has no port" in caplog.text
 
@@ -671,7 +671,7 @@ def test_a_server_that_blocks_keeps_no_job_waiting(
 ) -> None:
     monkeypatch.setattr(foreign_server, f"{where.upper()}_TIMEOUT_S", 0.05)  # the other one returns, when it gets a CPU
     may_go = threading.Event()
-    kind = type("Blocking", (Told,), {where: lambda self: may_go.wait()})
+    kind = type("Blocking", (Recorded,), {where: lambda self: may_go.wait()})
     try:
         assert supervise(kind, "1", after_s=0.3) is WorkerState.SUCCEEDED
         assert f"{where} did not return within 0.05 s" in caplog.text
@@ -705,7 +705,7 @@ def test_torchs_own_class_and_proxy_work() -> None:
 
 
 def test_a_server_given_to_the_launcher_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Told(lambda: 0, 1, 2)
+    server = Recorded(lambda: 0, 1, 2)
     with socket.create_server(("127.0.0.1", 0)) as taken:  # as such a server would
         monkeypatch.setenv(HEALTH_PORT_VARIABLE, str(taken.getsockname()[1]))
         config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1, max_restarts=0, rdzv_backend="c10d",

@@ -77,7 +77,7 @@ def looks(*commands: str, folder: Path, times: int = 1) -> list[str]:
     return list(found.values())
 
 
-COULD_NOT_TELL = "the health check failed to decide, so this node is treated as fit: "
+COULD_NOT_DECIDE = "the health check failed to decide, so this node is treated as fit: "
 
 
 def test_a_check_that_is_broken_keeps_no_node_out_and_is_said_once(
@@ -85,15 +85,15 @@ def test_a_check_that_is_broken_keeps_no_node_out_and_is_said_once(
 ) -> None:
     """Several nodes look at the same time, twice each."""
     assert looks(*BROKEN.values(), folder=folder, times=2) == [""] * len(BROKEN)
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == len(BROKEN) and all(line.startswith(COULD_NOT_TELL) for line in said), said
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == len(BROKEN) and all(line.startswith(COULD_NOT_DECIDE) for line in messages), messages
     assert "took more than" not in caplog.text
 
 
 @pytest.mark.usefixtures("short_limit")
 def test_a_check_that_hangs_keeps_no_node_out_and_is_said_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert looks(*HANGS.values(), folder=folder, times=2) == ["", ""]
-    assert [record.getMessage() for record in caplog.records] == [f"{COULD_NOT_TELL}took more than 0.2 s"] * 2
+    assert [record.getMessage() for record in caplog.records] == [f"{COULD_NOT_DECIDE}took more than 0.2 s"] * 2
 
 
 FIT_OR_NOT = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kit.agents import NEVER_SAID
+from kit.agents import NEVER_LOGGED
 from kit.effort import HOSTILE_LAUNCHES
 from kit.hostile_input import LONG_EXAMPLES, TEXTS, hostile
 from kit.launching import Launcher
@@ -116,9 +116,9 @@ def test_an_agent_runs_its_job_or_says_in_one_line_why_not(launch: Launcher, tmp
     for number, environ in enumerate(draws[-HOSTILE_LAUNCHES:]):
         job = launch("say('start')", name=f"job-{number}", env=environ)
         code = job.wait()
-        told = f"{environ}\n{job.story}"
-        assert not NEVER_SAID.search(job.stderr) and "Traceback" not in job.stderr, told
+        details = f"{environ}\n{job.story}"
+        assert not NEVER_LOGGED.search(job.stderr) and "Traceback" not in job.stderr, details
         if code == 0:
-            assert "start" in job.stdout or environ.keys() & {"PET_REDIRECTS"}, told
+            assert "start" in job.stdout or environ.keys() & {"PET_REDIRECTS"}, details
         else:
-            assert code in {1, 2} and job.stderr.startswith("aelastic: "), told
+            assert code in {1, 2} and job.stderr.startswith("aelastic: "), details

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.agents import NEVER_SAID
+from kit.agents import NEVER_LOGGED
 from kit.hostile_input import GARBAGE, LONG_EXAMPLES, TEXTS, Sent, hostile, put
 from kit.launching import Job, Launcher
 from kit.ports import quiet_port
 from kit.waiting import wait_for
 
-from aelastic.agent.requests.notice_sources import said_by
+from aelastic.agent.requests.notice_sources import notice_of
 
 pytestmark = [
     pytest.mark.usefixtures("warm_stores"),
@@ -54,8 +54,8 @@ NOTICES = GARBAGE | st.lists(WORDS | TEXTS, max_size=5).map(lambda words: " ".jo
 
 
 def is_followed(data: bytes) -> bool:
-    said = said_by(data[:4096].decode(errors="replace"))
-    return said is not None and said.deadline_s is not None and said.deadline_s >= 1
+    notice = notice_of(data[:4096].decode(errors="replace"))
+    return notice is not None and notice.deadline_s is not None and notice.deadline_s >= 1
 
 
 def start(launch: Launcher, *options: str) -> Job:
@@ -69,7 +69,7 @@ def assert_undisturbed(job: Job) -> None:
     """Checks that the first worker is still there, and ends when it may."""
     (job.folder / "go").touch()
     job.assert_ends()
-    assert len(job.wait_line("start")) == 1 and not NEVER_SAID.search(job.stderr), job.story
+    assert len(job.wait_line("start")) == 1 and not NEVER_LOGGED.search(job.stderr), job.story
 
 
 def test_a_job_bears_what_is_in_its_notice_file(launch: Launcher, tmp_path: Path) -> None:
@@ -105,15 +105,15 @@ def test_a_job_bears_what_is_in_its_notice_file(launch: Launcher, tmp_path: Path
 
 
 def test_a_job_bears_what_its_notice_command_says(launch: Launcher, tmp_path: Path) -> None:
-    said = list[bytes]()
+    printed = list[bytes]()
 
     @hostile
     @given(NOTICES, st.sampled_from([b"\n", b"\n", b"\r\n", b"\0\n", b""]))
     def draw(data: bytes, end: bytes) -> None:
-        said.append(data + end)
+        printed.append(data + end)
 
     draw()
-    lines = [line for line in b"".join(said).split(b"\n") if not is_followed(line)]
+    lines = [line for line in b"".join(printed).split(b"\n") if not is_followed(line)]
     path = tmp_path / "said"
     path.write_bytes(b"\n".join(lines) + b"\n" * MORE_THAN_A_PIPE)
     job = start(launch, "--notice-command", f"cat {shlex.quote(str(path))}; touch heard; sleep 1000")

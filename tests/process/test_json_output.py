@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from kit.launching import Launcher, ran
-from kit.verbs import told, verb
+from kit.verbs import json_of, verb
 from kit.waiting import wait_for
 
 from aelastic.cli.main import main
@@ -32,9 +32,9 @@ def fields_of(command: str) -> set[str]:
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any], str]:
     code = main(argv)
-    said = capsys.readouterr()
-    found: dict[str, Any] = json.loads(said.out)
-    return code, found, said.err
+    output = capsys.readouterr()
+    found: dict[str, Any] = json.loads(output.out)
+    return code, found, output.err
 
 
 def test_each_command_that_reports_has_json_and_a_section_of_the_page() -> None:
@@ -48,23 +48,23 @@ def test_commands_about_a_job_print_the_fields_of_the_page(launch: Launcher) -> 
     job = launch("print('a line', flush=True)\nrest()", "--nproc-per-node=1", "--rdzv-id=resnet", "--redirects=1")
     wait_for(
         lambda: f"it runs: {job.story}",
-        lambda: told(job.folder, "status").get("nodes", [{}])[0].get("phase") == "running",
+        lambda: json_of(job.folder, "status").get("nodes", [{}])[0].get("phase") == "running",
     )
     for argv in (("ps",), ("status",), ("why",), ("stacks",), ("logs", "0")):
-        said = told(job.folder, *argv)
-        assert said.keys() <= fields_of(argv[0]) and said["code"] == "ok", (argv, said)
-    page = told(job.folder, "status")["nodes"][0].keys()
+        document = json_of(job.folder, *argv)
+        assert document.keys() <= fields_of(argv[0]) and document["code"] == "ok", (argv, document)
+    page = json_of(job.folder, "status")["nodes"][0].keys()
     assert {"run", "phase", "round", "workers", "progress", "spent"} <= page
     refused = verb(job.folder, "drain", "--json")
     assert refused.code == 1
-    said = json.loads(refused.out)
-    assert said["code"] == "refused" and said.keys() <= fields_of("drain")
+    document = json.loads(refused.out)
+    assert document["code"] == "refused" and document.keys() <= fields_of("drain")
     both = verb(job.folder, "logs", "0", "--follow", "--json")
     assert both.code == 2 and json.loads(both.out)["code"] == "usage" and "use one of the two" in both.err
-    stopped = told(job.folder, "stop", "resnet", "--wait")
+    stopped = json_of(job.folder, "stop", "resnet", "--wait")
     assert stopped["code"] == "ok" and stopped.keys() <= fields_of("stop")
     job.wait()  # the job is over before its agent has exited
-    assert told(job.folder, "ps")["code"] == "no-such-job"
+    assert json_of(job.folder, "ps")["code"] == "no-such-job"
 
 
 def test_commands_about_a_run_that_is_over_print_the_fields_of_the_page(
@@ -73,26 +73,26 @@ def test_commands_about_a_run_that_is_over_print_the_fields_of_the_page(
     job = launch("sys.exit(7)", "--log-dir", "logs", "--max-restarts=1", "--restart-policy", "*: restart")
     assert job.wait() == 7, job.story
     logs = str(job.folder / "logs")
-    code, said, err = run(capsys, "why", logs, "--json", "-n", "2")
-    assert (code, err) == (0, "") and said.keys() <= fields_of("why") and len(said["why"]) == 2
-    assert said["why"][0].keys() <= fields_of("why")
-    code, said, err = run(capsys, "timeline", logs, "--json")
-    assert (code, err) == (0, "") and said.keys() == fields_of("timeline")
-    assert said["state"] == "FAILED" and said["restarts"] == 1 and "code 7" in said["cause"]
-    assert Path(said["picture"]).exists() and Path(said["trace"]).exists()
-    code, said, err = run(capsys, "spent", logs, "--json")
-    assert (code, err) == (0, "") and said.keys() == fields_of("spent")
-    code, said, err = run(capsys, "policy", "explain", logs, "--json")
-    assert (code, err) == (0, "") and {"code", *said, *said["rounds"][0]} == fields_of("policy")
+    code, document, err = run(capsys, "why", logs, "--json", "-n", "2")
+    assert (code, err) == (0, "") and document.keys() <= fields_of("why") and len(document["why"]) == 2
+    assert document["why"][0].keys() <= fields_of("why")
+    code, document, err = run(capsys, "timeline", logs, "--json")
+    assert (code, err) == (0, "") and document.keys() == fields_of("timeline")
+    assert document["state"] == "FAILED" and document["restarts"] == 1 and "code 7" in document["cause"]
+    assert Path(document["picture"]).exists() and Path(document["trace"]).exists()
+    code, document, err = run(capsys, "spent", logs, "--json")
+    assert (code, err) == (0, "") and document.keys() == fields_of("spent")
+    code, document, err = run(capsys, "policy", "explain", logs, "--json")
+    assert (code, err) == (0, "") and {"code", *document, *document["rounds"][0]} == fields_of("policy")
 
 
 def test_doctor_and_version_print_the_fields_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
-    code, said, err = run(capsys, "doctor", "--json")
-    levels = {each["level"] for each in said["findings"]}
-    assert err == "" and (code, said["code"]) == ((1, "failed") if "error" in levels else (0, "ok"))
-    assert {*said, *said["findings"][0]} == fields_of("doctor")
-    code, said, err = run(capsys, "version", "--json")
-    assert (code, err) == (0, "") and said.keys() == fields_of("version")
+    code, document, err = run(capsys, "doctor", "--json")
+    levels = {each["level"] for each in document["findings"]}
+    assert err == "" and (code, document["code"]) == ((1, "failed") if "error" in levels else (0, "ok"))
+    assert {*document, *document["findings"][0]} == fields_of("doctor")
+    code, document, err = run(capsys, "version", "--json")
+    assert (code, err) == (0, "") and document.keys() == fields_of("version")
 
 
 @pytest.mark.all
@@ -103,9 +103,9 @@ def test_a_rehearsal_prints_the_fields_of_the_page(tmp_path: Path) -> None:
     )
     options = ["--json", "--only", "frozen", "--progress", r"step (\d+)", "train.py"]
     done = ran(sys.executable, "-m", "aelastic", "rehearse", *options, cwd=tmp_path)
-    said = json.loads(done.stdout)
-    assert done.stderr == "" and (done.returncode, said["code"]) in {(0, "ok"), (1, "failed"), (3, "cannot")}
-    assert {*said, *said["rehearsals"][0], *Habit._fields, "breaks"} == fields_of("rehearse")
+    document = json.loads(done.stdout)
+    assert done.stderr == "" and (done.returncode, document["code"]) in {(0, "ok"), (1, "failed"), (3, "cannot")}
+    assert {*document, *document["rehearsals"][0], *Habit._fields, "breaks"} == fields_of("rehearse")
 
 
 @pytest.mark.parametrize(
@@ -125,6 +125,6 @@ def test_wrong_usage_is_a_document_too(
     argv: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, said, err = run(capsys, *argv)
-    assert code == 2 and said["code"] == "usage" and said["text"] and said.keys() == {"code", "text"}
+    code, document, err = run(capsys, *argv)
+    assert code == 2 and document["code"] == "usage" and document["text"] and document.keys() == {"code", "text"}
     assert err.startswith("aelastic: error: ") and err.count("\n") == 1

@@ -63,14 +63,14 @@ def failure_of(entrypoint: Any, *args: Any, **fields: Any) -> ChildFailedError:
 @pytest.mark.all
 def test_every_story_ends_as_it_does_with_torch(tmp_path: Path) -> None:
     endpoint = f"127.0.0.1:{quiet_port()}"
-    told = {}
+    results = {}
     for whose in ("aelastic", "torch"):
         env = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_ERROR_FILE"}
         done = ran(sys.executable, stories.__file__, whose, endpoint, str(tmp_path / whose), env=env)
         assert done.returncode == 0, done.stderr
-        told[whose] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
-    assert told["aelastic"] == told["torch"]
-    assert len(told["torch"]) == 16 + len(stories.MISUSES)
+        results[whose] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
+    assert results["aelastic"] == results["torch"]
+    assert len(results["torch"]) == 16 + len(stories.MISUSES)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -70,21 +70,30 @@ def test_several_roles_and_unequal_nodes_have_the_documented_ranks(backend: str)
         given = launch_all(backend, f"127.0.0.1:{quiet_port()}")
     failed = [value for value in given.values() if isinstance(value, Exception)]
     assert not failed and set(given) == {0, 1, 2}
-    workers = {rank: told for values in given.values() for rank, told in values.items()}
+    workers = {rank: variables for values in given.values() for rank, variables in values.items()}
     assert sorted(workers) == list(range(6))
     for node, (role, local_world_size) in enumerate(AGENTS):
         of_node = given[node]
         ranks = sorted(of_node)
         assert ranks == list(range(ranks[0], ranks[0] + local_world_size)), "a node's ranks are consecutive"
         for local_rank, rank in enumerate(ranks):
-            told = of_node[rank]
-            assert (told["RANK"], told["LOCAL_RANK"], told["ROLE_NAME"]) == (str(rank), str(local_rank), role)
-            assert (told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"]) == ("6", str(local_world_size))
-            assert (told["GROUP_WORLD_SIZE"], told["ROLE_WORLD_SIZE"]) == ("3", {"trainer": "5", "ps": "1"}[role])
-        assert len({told["GROUP_RANK"] for told in of_node.values()}) == 1
-    assert {told["GROUP_RANK"] for told in workers.values()} == {"0", "1", "2"}
+            variables = of_node[rank]
+            assert (variables["RANK"], variables["LOCAL_RANK"], variables["ROLE_NAME"]) == (
+                str(rank),
+                str(local_rank),
+                role,
+            )
+            assert (variables["WORLD_SIZE"], variables["LOCAL_WORLD_SIZE"]) == ("6", str(local_world_size))
+            assert (variables["GROUP_WORLD_SIZE"], variables["ROLE_WORLD_SIZE"]) == (
+                "3",
+                {"trainer": "5", "ps": "1"}[role],
+            )
+        assert len({variables["GROUP_RANK"] for variables in of_node.values()}) == 1
+    assert {variables["GROUP_RANK"] for variables in workers.values()} == {"0", "1", "2"}
     if backend == "static":
         assert [next(iter(given[node].values()))["GROUP_RANK"] for node in range(3)] == ["0", "1", "2"]
     for role, size in (("trainer", 5), ("ps", 1)):
-        role_ranks = [int(told["ROLE_RANK"]) for _, told in sorted(workers.items()) if told["ROLE_NAME"] == role]
+        role_ranks = [
+            int(variables["ROLE_RANK"]) for _, variables in sorted(workers.items()) if variables["ROLE_NAME"] == role
+        ]
         assert role_ranks == list(range(size)), "ranks within a role are in the order of global ranks"

@@ -53,7 +53,7 @@ def test_a_signal_passes_to_workers_and_another_has_all_ranks_save_at_one_step(l
         HANDLES + TRAINS, "--nproc-per-node=3", "--on-signal=USR2=pass,USR1=drain:600", f"--notice-command={FLOODS}"
     )
     job.wait_line("trains", 3)
-    wait_for("its end is reported", partial(_has_said, job, "ended (exit code 3)"))
+    wait_for("its end is reported", partial(_has_logged, job, "ended (exit code 3)"))
     job.signal(signal.SIGUSR2)
     job.wait_line("got it", 2)
     job.signal(signal.SIGUSR2)
@@ -81,7 +81,7 @@ def test_ranks_that_wait_do_not_hang_and_go_on_once_the_notice_is_called_off(
     (job.folder / "new").write_text("drain 600 spot\n")
     (job.folder / "new").rename(job.folder / "notice")  # an empty file would be another notice
     job.wait_line("saved 0")
-    wait_for("it is said", partial(_has_said, job, "within 600 s (spot, by the notice file)"))
+    wait_for("it is said", partial(_has_logged, job, "within 600 s (spot, by the notice file)"))
     if hang_timeout_s:
         since = (job.folder / "slow").stat().st_mtime
         wait_for("it would be found to hang", lambda: time.time() - since > 3.0 * hang_timeout_s)
@@ -146,7 +146,7 @@ def test_workers_are_started_again_if_some_have_ended_when_a_notice_is_called_of
     (job.folder / "notice").write_text("drain 600 spot\n")
     job.wait_line("saves", 2)
     (job.folder / "notice").unlink()
-    wait_for("it is called off", partial(_has_said, job, "drain cancelled"))
+    wait_for("it is called off", partial(_has_logged, job, "drain cancelled"))
     job.go()
     assert job.wait_line("start", 4) == ["start 0"] * 4, "no restart is charged"
     job.signal(signal.SIGTERM)
@@ -183,9 +183,9 @@ def test_nothing_of_a_notice_command_outlives_an_agent_that_is_killed(launch: La
 
 def test_a_notice_command_is_heard_outlives_the_workers_and_is_ended(launch: Launcher) -> None:
     waits = "while ! test -e told; do sleep 0.05; done; echo nonsense; echo drain 600 spot; sleep 600"
-    says = launch.write("says", waits, preamble="")
+    prints = launch.write("says", waits, preamble="")
     trains = f"if rank == 1 and restart == 0:\n    sys.exit(3)\n{TRAINS}"
-    job = launch(trains, *TWO, "--max-restarts=1", "--notice-command", f"sh {says}")
+    job = launch(trains, *TWO, "--max-restarts=1", "--notice-command", f"sh {prints}")
     job.wait_line("trains", 2)
     (job.folder / "told").touch()
     job.assert_ends(EXIT_TRY_AGAIN)
@@ -202,7 +202,7 @@ def test_a_notice_command_that_floods_without_end_leaves_the_job_alone(launch: L
     job.assert_ends(-signal.SIGTERM)
 
 
-def _has_said(job: Job, words: str) -> bool:
+def _has_logged(job: Job, words: str) -> bool:
     return words in job.stderr
 
 

@@ -82,8 +82,8 @@ def test_files_lie_where_torchrun_puts_them_streams_are_chosen_by_local_rank_and
     expected["attempt_0/0/stderr.log"] += EVERYTHING[::-1]
     assert files(job.folder) == expected
     assert sorted(job.lines) == [f"[trainer{rank}]:out {restart} {rank}" for rank in (2, 3) for restart in (0, 1)]
-    told = sorted(line for line in job.stderr.splitlines() if re.match(r"(\[.*\]:)?err ", line))
-    assert told == [
+    lines = sorted(line for line in job.stderr.splitlines() if re.match(r"(\[.*\]:)?err ", line))
+    assert lines == [
         f"{name}err {n} {rank}"
         for name, ranks in (("[trainer2]:", (2,)), ("", (1, 3)))
         for n in (0, 1)
@@ -520,8 +520,8 @@ def test_objects_in_the_place_of_the_streams_get_everything_before_the_call_retu
     lines = out.getvalue().splitlines()
     assert lines[0] == "before"
     assert sorted(lines[1:]) == ["[default0]:größer"] * 20_000 + ["[default1]:größer"] * 20_000
-    told = [f"[default{rank}]:{word}" for rank in (0, 1) for word in ("bad \N{REPLACEMENT CHARACTER} byte", "last")]
-    assert sorted(err.getvalue().splitlines()) == told
+    expected = [f"[default{rank}]:{word}" for rank in (0, 1) for word in ("bad \N{REPLACEMENT CHARACTER} byte", "last")]
+    assert sorted(err.getvalue().splitlines()) == expected
 
 
 def test_dev_null_as_a_log_folder_keeps_nothing_and_workers_write_to_the_console(
@@ -529,6 +529,6 @@ def test_dev_null_as_a_log_folder_keeps_nothing_and_workers_write_to_the_console
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run("os.write(1, b'out\\n')\nos.write(2, b'err\\n')", redirects=Std.ALL, log_dir=Path(os.devnull))
-    told = capfd.readouterr()
-    assert (told.out, told.err) == ("out\n" * 2, "err\n" * 2)
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("out\n" * 2, "err\n" * 2)
     assert not list(tmp_path.iterdir())

@@ -71,14 +71,14 @@ def reified(torchs: Any, module: Any, folder: Path, count: int, **options: Any) 
     folder.mkdir()
     specs, given = module.DefaultLogsSpecs(log_dir=str(folder), **options), envs(count)
     answer = fields_of(specs.reify(given), torchs)
-    told = {
+    named_answer = {
         name: {rank: named(folder, path) for rank, path in value.items()}
         if isinstance(value, dict)
         else named(folder, value)
         for name, value in answer.items()
     }
     set_ = {rank: named(folder, env["TORCHELASTIC_ERROR_FILE"]) for rank, env in given.items()}
-    return {"answer": told, "set": set_, "tree": tree(folder)}
+    return {"answer": named_answer, "set": set_, "tree": tree(folder)}
 
 
 # Compared with torch.
@@ -294,9 +294,9 @@ def test_default_specs_of_either_kind_lead_the_output_and_are_asked_once_for_eac
         for attempt in (0, 1)
         for rank, name in ((0, "stderr"), (1, "stderr"), (1, "stdout"))
     }
-    told = capfd.readouterr()
-    assert sorted(told.out.splitlines()) == ["[default1]:out 1"] * 2 + ["out 0"] * 2
-    assert not told.err
+    captured = capfd.readouterr()
+    assert sorted(captured.out.splitlines()) == ["[default1]:out 1"] * 2 + ["out 0"] * 2
+    assert not captured.err
 
 
 def fails(specs: Any, **spec: Any) -> RunResult:
@@ -332,9 +332,9 @@ def test_every_path_is_honoured_and_specs_see_complete_environments_without_the_
     assert sorted((tmp_path / "all.err").read_text().splitlines()) == ["err 0", "err 1"]
     assert (tmp_path / "0.out").read_text() == "out 0\n"
     assert (tmp_path / "chosen").read_text() == "[r0]:out 0\n"
-    told = capfd.readouterr()
-    assert sorted(told.out.splitlines()) == ["[r0]:out 0", "out 1"]
-    assert sorted(told.err.splitlines()) == ["[r1]:err 0", "[r1]:err 1", "err 2"]
+    captured = capfd.readouterr()
+    assert sorted(captured.out.splitlines()) == ["[r0]:out 0", "out 1"]
+    assert sorted(captured.err.splitlines()) == ["[r1]:err 0", "[r1]:err 1", "err 2"]
     (seen,) = specs.calls
     names = ("RANK", "LOCAL_RANK", "ROLE_NAME")
     assert [tuple(env[name] for name in names) for env in seen.values()] == [(str(n), str(n), "r") for n in range(3)]

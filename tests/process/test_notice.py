@@ -51,18 +51,18 @@ class Worker:
         )  # fmt: skip
         os.set_blocking(self._process.stdout.fileno(), True)  # type: ignore[union-attr]
 
-    def say(self, line: str) -> None:
+    def send(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
 
-    def hear(self) -> str:
+    def receive(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
     def due(self) -> str:
-        self.say("due")
-        return self.hear()
+        self.send("due")
+        return self.receive()
 
     def close(self) -> None:
         self._process.kill()
@@ -86,54 +86,54 @@ def worker(pages: NoticePages) -> Iterator[Worker]:
 def test_without_an_agent_nothing_is_due() -> None:
     worker = Worker(None)
     assert [worker.due(), worker.due()] == ["False", "False"]
-    worker.say("saved")
-    assert [worker.hear(), worker.hear()] == ["parks", "goes on"]
+    worker.send("saved")
+    assert [worker.receive(), worker.receive()] == ["parks", "goes on"]
     worker.close()
 
 
 def test_a_worker_that_recovers_in_place_and_commits_its_steps_has_not_asked(
     pages: NoticePages, worker: Worker
 ) -> None:
-    worker.say("commit")
-    assert worker.hear() == "committed"
+    worker.send("commit")
+    assert worker.receive() == "committed"
     assert pages.steps() == {0: 7} and pages.calls() == {}
 
 
 def test_a_worker_that_has_asked_in_the_last_round_will_ask_in_this_one(pages: NoticePages, worker: Worker) -> None:
     worker.due()
     pages.begin_round()
-    worker.say("commit")
-    assert worker.hear() == "committed" and pages.calls() == {0: 0}
+    worker.send("commit")
+    assert worker.receive() == "committed" and pages.calls() == {0: 0}
 
 
 def test_calls_are_counted_and_the_named_one_is_due(pages: NoticePages, worker: Worker) -> None:
     assert pages.calls() == {}
     assert [worker.due() for _ in range(3)] == ["False"] * 3 and pages.calls() == {0: 3}
     pages.set_phase(FROZEN)
-    worker.say("due")
+    worker.send("due")
     while pages.calls() != {0: 4}:
         pass
     pages.set_phase(SAVE, 5)
-    assert worker.hear() == "False" and pages.saved() == set()
+    assert worker.receive() == "False" and pages.saved() == set()
     assert worker.due() == "True"
-    worker.say("saved")
-    assert worker.hear() == "parks"
+    worker.send("saved")
+    assert worker.receive() == "parks"
     while not pages.saved():
         pass
     pages.set_phase(NONE)
-    assert worker.hear() == "goes on" and worker.due() == "False"
+    assert worker.receive() == "goes on" and worker.due() == "False"
 
 
 def test_another_call_that_is_named_while_a_rank_waits_lets_it_go_on(pages: NoticePages, worker: Worker) -> None:
     worker.due()
     pages.set_phase(SAVE, 2)
     assert worker.due() == "True"
-    worker.say("saved")
-    assert worker.hear() == "parks"
+    worker.send("saved")
+    assert worker.receive() == "parks"
     pages.set_phase(FROZEN)
     assert pages.save_at == 2, "it is parked there"
     pages.set_phase(SAVE, 3)
-    assert worker.hear() == "goes on" and pages.saved() == set()
+    assert worker.receive() == "goes on" and pages.saved() == set()
     assert worker.due() == "True"
 
 
@@ -150,8 +150,8 @@ def test_ranks_that_are_held_or_have_saved_wait_until_the_time_for_that_is_over(
     pages.set_phase(SAVE, 2, kill_at=60.0)
     assert (waiting(59.9), waiting(59.9, are_ending=True)) == ([], [0]), "it has yet to arrive and save"
     assert worker.due() == "True" and waiting(59.9) == []
-    worker.say("saved")
-    assert worker.hear() == "parks"
+    worker.send("saved")
+    assert worker.receive() == "parks"
     while not pages.saved():
         pass
     assert (waiting(59.9), waiting(60.0)) == ([0], [])
@@ -167,8 +167,8 @@ def test_a_script_that_goes_on_has_saved(pages: NoticePages, worker: Worker) -> 
 
 def test_a_forked_process_counts_nothing(pages: NoticePages, worker: Worker) -> None:
     worker.due()
-    worker.say("fork")
-    assert worker.hear() == "child False" and pages.calls() == {0: 1}
+    worker.send("fork")
+    assert worker.receive() == "child False" and pages.calls() == {0: 1}
     assert worker.due() == "False" and pages.calls() == {0: 2}
 
 
@@ -218,8 +218,8 @@ def test_where_no_page_can_be_made_workers_have_none(tmp_path: Path) -> None:
 def test_a_rank_that_waits_ends_on_sigterm(pages: NoticePages, worker: Worker) -> None:
     pages.set_phase(SAVE, 1)
     assert worker.due() == "True"
-    worker.say("saved")
-    assert worker.hear() == "parks"
+    worker.send("saved")
+    assert worker.receive() == "parks"
     worker._process.send_signal(signal.SIGTERM)
     assert worker._process.wait(DEADLINE_S) == -signal.SIGTERM
 

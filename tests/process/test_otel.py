@@ -74,8 +74,8 @@ def test_a_run_with_a_restart_is_one_trace(launch: Launcher, collector: Collecto
     assert not run.parent_span_id and {first.parent_span_id, restart.parent_span_id} == {run.span_id}
     assert run.start_time_unix_nano <= first.start_time_unix_nano < restart.start_time_unix_nano
     assert restart.start_time_unix_nano < restart.end_time_unix_nano <= run.end_time_unix_nano
-    said = {each.key: each.value.string_value for each in restart.attributes}
-    assert said["cause"] == "failure" and "rank 0" in said["reason"]
+    attributes = {each.key: each.value.string_value for each in restart.attributes}
+    assert attributes["cause"] == "failure" and "rank 0" in attributes["reason"]
     assert [event.name for event in first.events] == ["worker failed"] and first.status.code == 2
     assert by_name["round 2"].status.code == 0
 
@@ -111,8 +111,8 @@ def test_a_recovery_in_place_is_told_by_its_round_and_its_restart(is_given_up: b
             ("not recovered", "no worker has survived")
         ]
     else:
-        told = spans["round 2"].events[0]
-        assert (told.name, told.attributes["workers_kept"], told.attributes["step"]) == ("recovered", 3, 1234)
+        found = spans["round 2"].events[0]
+        assert (found.name, found.attributes["workers_kept"], found.attributes["step"]) == ("recovered", 3, 1234)
 
 
 def test_a_collector_that_is_away_costs_one_warning(launch: Launcher) -> None:

@@ -341,7 +341,7 @@ def start_and_die(*args, start=guard_process.start_program, **options):
 worker = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 print(worker.pid, flush=True)
 guard = GuardProcess("no mark", None)
-guard.tell("+", worker.pid)
+guard.send("+", worker.pid)
 guard_process.start_program = start_and_die
 guard.ensure()
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kit.launching import Launcher
 from kit.servers.trainer import trainer
-from kit.verbs import told
+from kit.verbs import json_of
 from kit.waiting import wait_for
 
 from aelastic.observe.health.address import HEALTH_PORT_VARIABLE
@@ -79,7 +79,7 @@ def test_the_step_that_was_printed_last_is_the_step_of_each_end(launch: Launcher
     job = launch(FAILS, *options, wrapper=patient)
     assert job.wait() == 1
     for of in ((), (str(tmp_path / "logs"),)):
-        assert [each["step"] for each in told(job.folder, "why", *of, "-n", "9")["why"]] == [56, 46], job.story
+        assert [each["step"] for each in json_of(job.folder, "why", *of, "-n", "9")["why"]] == [56, 46], job.story
 
 
 @pytest.mark.parametrize(
@@ -99,22 +99,22 @@ def test_no_trouble_of_the_trainer_disturbs_the_job(launch: Launcher, tmp_path: 
         match trouble:
             case "wrong token":
                 (tmp_path / "stale").write_text("another pod's")
-                env["KUBEFLOW_TRAINER_SERVER_TOKEN"], said = (
+                env["KUBEFLOW_TRAINER_SERVER_TOKEN"], reason = (
                     str(tmp_path / "stale"),
                     "answered 403 Forbidden: Forbidden",
                 )
             case "no token":
-                env["KUBEFLOW_TRAINER_SERVER_TOKEN"], said = str(tmp_path / "none"), "No such file"
+                env["KUBEFLOW_TRAINER_SERVER_TOKEN"], reason = str(tmp_path / "none"), "No such file"
             case "not there":
-                env["KUBEFLOW_TRAINER_SERVER_URL"], said = "https://127.0.0.1:1/status", "Connection refused"
+                env["KUBEFLOW_TRAINER_SERVER_URL"], reason = "https://127.0.0.1:1/status", "Connection refused"
             case "another's certificate":
                 url = env["KUBEFLOW_TRAINER_SERVER_URL"]
-                env["KUBEFLOW_TRAINER_SERVER_URL"], said = url.replace("localhost", "127.0.0.1"), "CERTIFICATE_VERIFY"
+                env["KUBEFLOW_TRAINER_SERVER_URL"], reason = url.replace("localhost", "127.0.0.1"), "CERTIFICATE_VERIFY"
             case "5xx":
-                server.answer, said = 500, "answered 500 Internal Server Error: Internal error"
+                server.answer, reason = 500, "answered 500 Internal Server Error: Internal error"
             case _:
                 server.go.clear()
-                said = ""
+                reason = ""
         # Only with a slow server does the agent wait for its last post, and then give up.
         last_s = 0.3 if trouble == "slow" else 60.0
         limits = f"trainer.LAST_TIMEOUT_S = trainer.LAST_TIMEOUT_OF_FAILING_S = {last_s}\n"
@@ -127,5 +127,5 @@ def test_no_trouble_of_the_trainer_disturbs_the_job(launch: Launcher, tmp_path: 
         job.go()
         job.assert_ends()
         warnings = re.findall(TROUBLE, job.stderr)
-        assert len(warnings) == bool(said) and all(said in each for each in warnings), job.stderr
+        assert len(warnings) == bool(reason) and all(reason in each for each in warnings), job.stderr
         assert not server.statuses or trouble == "slow"

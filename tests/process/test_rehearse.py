@@ -95,7 +95,7 @@ for name in names[-1:]:
     except ValueError:
         pass
 """
-TELL = 'print("step", step, "loss", repr(state["weight"]), flush=True)'
+PRINT = 'print("step", step, "loss", repr(state["weight"]), flush=True)'
 LOGS = "os.makedirs('ck', exist_ok=True); own = open(f'ck/own_{os.getpid()}.log', 'w')"
 HOLDS, AGAIN, NUMBERS, CRASH = "", "started over at step 0", "instead of", "it did not resume"
 # For each script: replaced parts, the case that fails, and a part of its message.
@@ -105,7 +105,7 @@ PLANTED: dict[str, tuple[dict[str, str], str, str]] = {
         {"load": LOAD + "    print('weights of step', state['step'], flush=True)\n    state['step'] = 0\n"}, "rank killed", AGAIN,
     ),
     "it counts steps from 0": ({"load": LOAD + "    state['step'] = 0\n"}, "rank killed", AGAIN),
-    "it counts from 0, with another number": ({"tell": TELL.replace("step,", "step - start,"), "load": LOAD + "start = state['step']\n"}, "rank killed", AGAIN),
+    "it counts from 0, with another number": ({"tell": PRINT.replace("step,", "step - start,"), "load": LOAD + "start = state['step']\n"}, "rank killed", AGAIN),
     "it writes in place": ({"write": IN_PLACE}, "while it saves", CRASH),
     "it writes in place, and forgives": ({"write": IN_PLACE, "load": TOLERANT}, "while it saves", AGAIN),
     "it forgets the random numbers": ({"load": LOAD.replace("dice.setstate", "str")}, "rank killed", NUMBERS),
@@ -138,7 +138,7 @@ RIGHT: dict[str, dict[str, str]] = {
         "each": "open('ck/status.txt', 'w').write(str(step))\n    if step % 5 == 4: open(f'ck/{step}.rank{rank}', 'w').close()",
     },
     "whose numbers are never the same, and that tells steps on one rank": {
-        "load": LOAD + "dice = random.Random()\n", "tell": f"if rank == 0: {TELL}",
+        "load": LOAD + "dice = random.Random()\n", "tell": f"if rank == 0: {PRINT}",
     },
     "whose number is a mean that begins anew": {
         "begin": "means = []",
@@ -146,7 +146,7 @@ RIGHT: dict[str, dict[str, str]] = {
         "tell": "means.append(state['weight'])\n    if step % 10 == 9: print('step', step, 'loss', sum(means) / len(means), flush=True); means = []",
     },
     "that tells each third step, and saves samples more often": {
-        "tell": f"if step % 3 == 0: {TELL}",
+        "tell": f"if step % 3 == 0: {PRINT}",
         "write": f"if step % 15 == 14: {WRITE}",
         "each": "if step % 5 == 2: open(f'ck/{step}.png', 'w').write('a')",
     },
@@ -164,7 +164,7 @@ def rehearse(
     job: tuple[str, ...] = ("--nproc-per-node", "2", *PROGRESS),
 ) -> tuple[int, dict[str, Any]]:
     usual = {
-        "begin": "", "load": LOAD, "each": "pass", "write": WRITE, "notice": "", "early": "", "tell": TELL,
+        "begin": "", "load": LOAD, "each": "pass", "write": WRITE, "notice": "", "early": "", "tell": PRINT,
         "steps": "90" if "notice" in parts else "60",
     }  # fmt: skip
     (folder / "train.py").write_text(SCRIPT.format(**{**usual, **parts}))
@@ -183,20 +183,20 @@ def rehearse(
 def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
     parts, case, words = PLANTED[name]
     only = "killed" if case == "while it saves" else case  # next to the one between two saves
-    code, said = rehearse(tmp_path, parts, ("--only", only, "--nproc-per-node", "2", *PROGRESS))
-    assert code == 1 and said["code"] == "failed", said
-    (found,) = [each for each in said["rehearsals"] if case in each["name"]]
-    assert not found["holds"] and words in found["text"], said
+    code, result = rehearse(tmp_path, parts, ("--only", only, "--nproc-per-node", "2", *PROGRESS))
+    assert code == 1 and result["code"] == "failed", result
+    (found,) = [each for each in result["rehearsals"] if case in each["name"]]
+    assert not found["holds"] and words in found["text"], result
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.all
 @pytest.mark.parametrize("name", RIGHT)
 def test_nothing_is_found_in_a_script(name: str, tmp_path: Path) -> None:
-    code, said = rehearse(tmp_path, RIGHT[name])
-    assert code == 0 and len(said["rehearsals"]) == 9, said
-    untested = [each["name"] for each in said["rehearsals"] if each["holds"] is None]
-    assert all("notice" in each for each in untested), said  # the script does not ask for notices, and is short
+    code, result = rehearse(tmp_path, RIGHT[name])
+    assert code == 0 and len(result["rehearsals"]) == 9, result
+    untested = [each["name"] for each in result["rehearsals"] if each["holds"] is None]
+    assert all("notice" in each for each in untested), result  # the script does not ask for notices, and is short
     assert not (tmp_path / "ck").exists() or not any((tmp_path / "ck").iterdir())
 
 
@@ -227,11 +227,11 @@ JOBS: dict[str, tuple[tuple[str, ...], dict[str, str], str, str]] = {
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_is_rehearsed_where(name: str, tmp_path: Path) -> None:
     job, parts, case, words = JOBS[name]
-    code, said = rehearse(tmp_path, parts, job)
-    found = [each for each in said["rehearsals"] if each["holds"] is False]
-    assert code == (1 if case else 0) and bool(found) == bool(case), said
-    assert "each" not in parts or "before that" not in str(said), said
-    assert not case or any(case in each["name"] and words in each["text"] for each in found), said
+    code, result = rehearse(tmp_path, parts, job)
+    found = [each for each in result["rehearsals"] if each["holds"] is False]
+    assert code == (1 if case else 0) and bool(found) == bool(case), result
+    assert "each" not in parts or "before that" not in str(result), result
+    assert not case or any(case in each["name"] and words in each["text"] for each in found), result
 
 
 @pytest.mark.timeout(300)
@@ -240,8 +240,8 @@ def test_a_job_is_rehearsed_where(name: str, tmp_path: Path) -> None:
 def test_of_a_run_that_stands_it_is_said_where_its_workers_are(tmp_path: Path) -> None:
     parts = {"each": "if names and step == 30: time.sleep(1000)"}
     job = ("--only", "rank killed", "--standalone", "--nproc-per-node", "2", *PROGRESS)
-    code, said = rehearse(tmp_path, parts, job)
-    assert code == 1 and "its workers are stuck, see stacks.txt" in said["rehearsals"][1]["text"], said
+    code, result = rehearse(tmp_path, parts, job)
+    assert code == 1 and "its workers are stuck, see stacks.txt" in result["rehearsals"][1]["text"], result
     assert f'File "{tmp_path}/train.py"' in (tmp_path / "out/02/stacks.txt").read_text()
 
 
@@ -252,9 +252,9 @@ def test_nodes_share_the_gpus_and_there_is_no_node_more_than_they_do_for(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     begin = "assert os.environ['CUDA_VISIBLE_DEVICES'] in ('4', '7'); print(os.environ['CUDA_VISIBLE_DEVICES'], 'seen')"
-    code, said = rehearse(tmp_path, {"begin": begin}, ("--only", "one", *TWO_NODES))
-    more, fewer = said["rehearsals"][1:]
-    assert code == 0 and more["holds"] is None and more["text"] == "this host has 2 GPUs" and fewer["holds"], said
+    code, result = rehearse(tmp_path, {"begin": begin}, ("--only", "one", *TWO_NODES))
+    more, fewer = result["rehearsals"][1:]
+    assert code == 0 and more["holds"] is None and more["text"] == "this host has 2 GPUs" and fewer["holds"], result
     seen = {path.read_text().split()[0] for path in tmp_path.glob("out/01/logs*/latest/attempt_0/0/stdout.log")}
     assert seen == {"4", "7"}
 
@@ -276,9 +276,9 @@ def test_a_rehearsal_that_is_interrupted_leaves_nothing_running(signum: int, tmp
         pids = [each["id"] for each in started(log)]
         rehearsal.send_signal(signum)
         assert rehearsal.wait(LAUNCH_TIMEOUT_S) == (-signum if signum == signal.SIGKILL else 130)
-        said = rehearsal.stderr.read() if rehearsal.stderr else ""
+        stderr = rehearsal.stderr.read() if rehearsal.stderr else ""
     if signum != signal.SIGKILL:
-        assert said == f"interrupted; logs and saved files: {tmp_path}/out\n"
+        assert stderr == f"interrupted; logs and saved files: {tmp_path}/out\n"
         assert (tmp_path / "out/01/files/left").exists() and not (tmp_path / "left").exists()
     if signum == signal.SIGKILL:  # its agent ends with it, and then the workers
         wait_for("no worker lives", lambda: not [pid for pid in pids if is_alive(pid)])
@@ -306,5 +306,5 @@ def test_a_script_that_cannot_be_rehearsed_is_told_apart(
     (tmp_path / "train.py").write_text(script)
     command = [sys.executable, "-m", "aelastic", "rehearse", "--json", *options, "train.py"]
     done = ran(*command, cwd=tmp_path)
-    said = json.loads(done.stdout)
-    assert done.returncode == 3 and said["code"] == "cannot" and words in said["text"]
+    result = json.loads(done.stdout)
+    assert done.returncode == 3 and result["code"] == "cannot" and words in result["text"]

@@ -203,11 +203,11 @@ def test_nodes_that_both_fail_tell_the_same_cause_first(launch: Launcher, tmp_pa
 
     codes = {job.wait(LAUNCH_TIMEOUT_S) for job in jobs}
     causes = {job.stderr.partition("Root Cause")[2].partition("  cause     : ")[2].split("\n")[0] for job in jobs}
-    told = [json.loads(file.read_text())["message"] for file in files]
+    reported = [json.loads(file.read_text())["message"] for file in files]
 
     assert codes in ({3}, {4}) and len(causes) == 1
     is_first = codes == {3}
     (cause,) = causes
     assert cause == f"exited with code {3 if is_first else 4}"
-    assert {message["errorCode"] for message in told} == codes
-    assert {message["message"] for message in told} == {cause}
+    assert {message["errorCode"] for message in reported} == codes
+    assert {message["message"] for message in reported} == {cause}

@@ -263,13 +263,13 @@ async def test_a_complaint_that_is_seen_only_after_the_end_is_quoted(
 ) -> None:
     wait_readable, asked = anyio.wait_readable, list[int]()
 
-    async def say_nothing_of_stderr(fd: int) -> None:
+    async def never_readable(fd: int) -> None:
         asked.append(fd)
         if fd in asked[2:3]:  # the first reports the end, the next is stdout
             await anyio.sleep_forever()
         await wait_readable(fd)
 
-    monkeypatch.setattr(anyio, "wait_readable", say_nothing_of_stderr)
+    monkeypatch.setattr(anyio, "wait_readable", never_readable)
     program = fake_py_spy(tmp_path, "echo 'Error: first' >&2; sleep 0.1; exit 1")
     assert "py-spy: first" in str((await look({0: os.getpid()}, program))[0])
 
@@ -324,11 +324,11 @@ def _without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class Listener(Observer):
     def __init__(self) -> None:
-        self.heard: list[ev.StacksTaken] = []
+        self.received: list[ev.StacksTaken] = []
 
     def tell(self, event: ev.RunEvent, now: float) -> None:
         if isinstance(event, ev.StacksTaken):
-            self.heard.append(event)
+            self.received.append(event)
 
 
 def spec_of(folder: Path, body: str, workers: int = 1, **spec: Any) -> WorkerSpec:
@@ -408,7 +408,7 @@ async def test_callers_at_the_same_time_get_the_same_dump_and_an_unhealthy_worke
     after = await supervisor.collect_stacks()
 
     assert before.source == after.source == {} and before.path == after.path == ""
-    dump, found = listener.heard
+    dump, found = listener.received
     assert answers[0] is dump and answers[1] is dump is answers[2]
     assert dump.why == "the first" and dump.source[1] == "memory"
     assert dump.source[0] in {"memory", "py-spy"}, "memory that changes too fast to be read is left to py-spy"
@@ -545,7 +545,7 @@ async def test_workers_of_another_machine_are_killed_without_a_look(
 
     assert result.state is WorkerState.STOPPED and result.stacks == {}
     assert dict(taken[0].source) == dict.fromkeys((0, 1), "not a process of this machine")
-    assert listener.heard == taken
+    assert listener.received == taken
 
 
 @pytest.mark.usefixtures("_patience")
@@ -640,7 +640,7 @@ def test_where_nothing_can_be_asked_the_report_says_why(launch: Launcher) -> Non
     wait_stuck(job)
 
     assert job.wait() == 1
-    assert not (job.folder / "looks").exists() and SAID not in job.stderr, "it did not look for hangs"
+    assert not (job.folder / "looks").exists() and NOT_EXPLAINED not in job.stderr, "it did not look for hangs"
     report = job.stderr[job.stderr.index("FAILED") :]
     reasons = f"memory: {OTHER_PYTHON}; py-spy: not installed (pip install py-spy))"
     assert re.search(rf"  ranks 0-2 did not end within .*; stack not known \({re.escape(reasons)}", report)
@@ -686,14 +686,14 @@ def test_a_second_ctrl_c_tells_where_workers_stood_at_length_where_no_file_does(
     deep = "def outer(depth):\n    outer(depth - 1) if depth else spin()\nouter(20)"
     job = interrupted(launch, "--nproc-per-node=2", body=deep, wrapper=PATIENCE)
     job.assert_ends(-signal.SIGINT)
-    said = job.stderr[job.stderr.index("aelastic: stopped by SIGINT") :]
+    report = job.stderr[job.stderr.index("aelastic: stopped by SIGINT") :]
     assert re.match(
         r"aelastic: stopped by SIGINT; all workers have ended\n"
         r"aelastic: ranks 0, 1 did not end within .* s and had to be killed; stack by memory, most recent call first:\n"
         r'aelastic:   File ".*worker.py", line \d+, in spin\n',
-        said,
+        report,
     )
-    assert said.count(", in outer\n") == 21 and "all threads" not in said and "stack.txt" not in said
+    assert report.count(", in outer\n") == 21 and "all threads" not in report and "stack.txt" not in report
 
 
 # Before any hang.
@@ -718,7 +718,9 @@ async def look_and_tell(self):
 stack_dumps.FIRST_LOOKS_S = looks()
 stack_dumps.StackDumps.warn_unless_seen = look_and_tell
 """
-SAID = "aelastic: W hangs cannot be explained: the stack of rank 0 cannot be read: memory: it runs another Python"
+NOT_EXPLAINED = (
+    "aelastic: W hangs cannot be explained: the stack of rank 0 cannot be read: memory: it runs another Python"
+)
 UNTIL_LOOKED = "open('up', 'w').close()\nwait_for('looked')"
 
 
@@ -726,18 +728,18 @@ UNTIL_LOOKED = "open('up', 'w').close()\nwait_for('looked')"
 def test_who_looks_for_hangs_learns_at_the_start_that_they_will_not_be_explained(launch: Launcher, option: str) -> None:
     job = launch(UNTIL_LOOKED, option, wrapper=BLIND + AT_ONCE)
     job.assert_ends()
-    assert SAID in job.stderr
+    assert NOT_EXPLAINED in job.stderr
 
 
 def test_who_looks_for_hangs_that_can_be_explained_learns_nothing_of_it(launch: Launcher) -> None:
     job = launch(UNTIL_LOOKED, "--hang-timeout=600", wrapper=f"{PATIENCE}{NO_PY_SPY}{AT_ONCE}")
     job.assert_ends()
-    assert SAID not in job.stderr
+    assert NOT_EXPLAINED not in job.stderr
 
 
 @pytest.mark.cold
 def test_workers_that_end_when_asked_cost_nothing_of_this(launch: Launcher) -> None:
-    tells = """
+    wrapper = """
 import atexit, sys
 atexit.register(lambda: print("imported", {"aelastic.diagnose.stacks.collect", "aelastic.diagnose.stacks.format"} & set(sys.modules)))
 """
@@ -745,7 +747,7 @@ atexit.register(lambda: print("imported", {"aelastic.diagnose.stacks.collect", "
         "if rank == 1: raise ValueError('x')\ntime.sleep(600)\n",
         "--nproc-per-node=2",
         "--max-restarts=1",
-        wrapper=tells,
+        wrapper=wrapper,
     )
 
     job.assert_ends(1, LAUNCH_TIMEOUT_S)

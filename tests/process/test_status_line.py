@@ -81,7 +81,7 @@ os.write(1, (b"f" * 79 + b"\\n" + b"x" * 999 + b"\\n") * 10 + b"gr\\xc3\\xb6\\xc
 
 
 def test_the_output_is_what_it_is_without_the_rows_byte_for_byte_but_for_overwritten_bars(start: Screens) -> None:
-    told = []
+    outputs = []
     for ui in ("auto", "off"):
         job, screen = start(STEPS, f"--ui={ui}", name=ui)
         for number, end in enumerate([b" 3%\r\n", b"red\x1b[0m\r\n"]):
@@ -91,11 +91,11 @@ def test_the_output_is_what_it_is_without_the_rows_byte_for_byte_but_for_overwri
             (job.folder / f"step{number}").touch()
         assert job.wait() == 0, screen.story
         screen.end()
-        told.append((re.sub(rb"\r? \d%(?=\r)(?!\r\n)", b"", screen.output), [*screen.scrolled_away, *screen.rows]))
-    assert told[0][1] == told[1][1]
+        outputs.append((re.sub(rb"\r? \d%(?=\r)(?!\r\n)", b"", screen.output), [*screen.scrolled_away, *screen.rows]))
+    assert outputs[0][1] == outputs[1][1]
     # The same, except for what a carriage return has overwritten.
-    assert told[0][0].replace(b"\r", b"") == told[1][0].replace(b"\r", b"")
-    assert told[0][0].startswith(b"a line\r\n 3%\r\n") and told[0][0].endswith(b"byte\r\nno newline at the end")
+    assert outputs[0][0].replace(b"\r", b"") == outputs[1][0].replace(b"\r", b"")
+    assert outputs[0][0].startswith(b"a line\r\n 3%\r\n") and outputs[0][0].endswith(b"byte\r\nno newline at the end")
 
 
 def test_the_view_shows_the_ranks_and_is_gone_in_the_end(start: Screens) -> None:
@@ -278,8 +278,8 @@ def test_plain_lines_have_no_control_sequence_and_begin_at_the_first_column_too(
         screen.end()
         assert "working" in screen.rows[:2] and b"\x1b" not in screen.written, name
         assert "\x1b" not in job.stderr
-        said = job.stderr if name == "no terminal" else "\n".join(screen.rows)
-        assert "40/120\naelastic: W rank 0 failed" in said.replace("\nworking", ""), (name, said)
+        shown = job.stderr if name == "no terminal" else "\n".join(screen.rows)
+        assert "40/120\naelastic: W rank 0 failed" in shown.replace("\nworking", ""), (name, shown)
     assert other.wait() == 3
 
 

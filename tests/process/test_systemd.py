@@ -34,7 +34,7 @@ class Systemd:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind("\0" + address[1:] if address.startswith("@") else address)
         self.socket.setblocking(False)
-        self.told: list[dict[str, str]] = []
+        self.received: list[dict[str, str]] = []
 
     def take(self) -> list[dict[str, str]]:
         """All notifications so far, one per datagram."""
@@ -42,14 +42,14 @@ class Systemd:
             try:
                 text = self.socket.recv(4096).decode()
             except BlockingIOError:
-                return self.told
-            self.told.append(dict(line.split("=", 1) for line in text.split("\n")))
+                return self.received
+            self.received.append(dict(line.split("=", 1) for line in text.split("\n")))
 
-    def said(self, name: str) -> list[str]:
+    def values_of(self, name: str) -> list[str]:
         return [each[name] for each in self.take() if name in each]
 
     def wait(self, name: str, count: int = 1) -> list[str]:
-        values: list[str] = wait_for(f"{name}, not only {self.told}", lambda: self.said(name)[count - 1 :])
+        values: list[str] = wait_for(f"{name}, not only {self.received}", lambda: self.values_of(name)[count - 1 :])
         return values
 
 
@@ -94,11 +94,11 @@ def test_a_service_is_told_when_it_is_ready_how_it_stands_and_that_it_leaves(
     job.signal(signal.SIGTERM)
     # Its socket holds few messages: without reading, there would be no room for the last ones.
     wait_for("its end", lambda: listening.take() and job.process.poll() is not None)
-    assert listening.said("READY") == ["1"]
-    assert set(listening.said("STOPPING")) == {"1"}
-    (extension,) = listening.said("EXTEND_TIMEOUT_USEC")
+    assert listening.values_of("READY") == ["1"]
+    assert set(listening.values_of("STOPPING")) == {"1"}
+    (extension,) = listening.values_of("EXTEND_TIMEOUT_USEC")
     assert int(extension) > 7_000_000 + 20_000_000  # SIGTERM, and SIGKILL twice
-    statuses = listening.said("STATUS")
+    statuses = listening.values_of("STATUS")
     assert any("running" in status for status in statuses)
     assert statuses[-1] == "STOPPED: the agent was asked to stop (SIGTERM)"
     assert len(statuses) == len(
@@ -109,9 +109,9 @@ def test_a_service_is_told_when_it_is_ready_how_it_stands_and_that_it_leaves(
 def test_a_service_that_ends_by_itself_leaves_without_being_asked(systemd: Systemd, launch: Launcher) -> None:
     job = launch("pass", env={"NOTIFY_SOCKET": systemd.address})
     assert job.wait() == 0
-    assert (systemd.said("READY"), systemd.said("STOPPING")) == (["1"], ["1"])
-    assert not systemd.said("EXTEND_TIMEOUT_USEC")
-    assert not systemd.said("WATCHDOG")
+    assert (systemd.values_of("READY"), systemd.values_of("STOPPING")) == (["1"], ["1"])
+    assert not systemd.values_of("EXTEND_TIMEOUT_USEC")
+    assert not systemd.values_of("WATCHDOG")
 
 
 def test_a_socket_without_a_listener_is_logged_once_and_the_job_goes_on(launch: Launcher, tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ async def test_a_program_that_uses_the_library_speaks_for_itself(
 async def test_a_restart_is_a_status_and_not_another_start(systemd: Systemd) -> None:
     notify = SdNotify({"NOTIFY_SOCKET": systemd.address}, 30)
     await run(FakeBackend([FAILS], [SUCCEEDS]), notify)
-    assert systemd.said("READY") == ["1"]
-    statuses = systemd.said("STATUS")
+    assert systemd.values_of("READY") == ["1"]
+    statuses = systemd.values_of("STATUS")
     assert any("restart" in status for status in statuses)
     assert all("\n" not in status and len(status) <= 200 for status in statuses)
 
@@ -169,7 +169,7 @@ async def test_a_restart_is_a_status_and_not_another_start(systemd: Systemd) -> 
 async def test_the_watchdog_hears_of_us_twice_in_its_time(more: dict[str, str], count: int, systemd: Systemd) -> None:
     notify = SdNotify({"NOTIFY_SOCKET": systemd.address, **more}, 30)
     await run(FakeBackend([SUCCEEDS]), notify)  # 10 s
-    assert len(systemd.said("WATCHDOG")) in ((count, count + 1) if count else (0,))
+    assert len(systemd.values_of("WATCHDOG")) in ((count, count + 1) if count else (0,))
 
 
 @on_virtual_time
@@ -212,7 +212,7 @@ async def test_systemd_that_comes_back_is_told_where_we_are(tmp_path: Path) -> N
     listening = Systemd(str(tmp_path / "late"))
     with closing(listening.socket):
         observers.tell(ev.StopAsked(15), 0)
-        assert (listening.said("READY"), listening.said("STOPPING")) == (["1"], ["1"])
+        assert (listening.values_of("READY"), listening.values_of("STOPPING")) == (["1"], ["1"])
         await notify.aclose()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from kit.launching import Job, Launcher, on_each_loop, ran, run, stand_still
 from kit.stories.timelines import boxes_of, data_of
-from kit.verbs import told, verb
+from kit.verbs import json_of, verb
 from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic import Supervisor, WorkerSpec
@@ -71,8 +71,8 @@ def test_one_job_is_asked_everything_and_stopped_and_says_afterwards_why(
 ) -> None:
     job = trains(launch, "--max-restarts=0", loop=loop)
     here = job.folder
-    (run_id,) = [each["run"]["run_id"] for each in told(here, "ps")["jobs"]]
-    wait_for("both run", lambda: told(here, "status")["nodes"][0]["phase"] == "running")
+    (run_id,) = [each["run"]["run_id"] for each in json_of(here, "ps")["jobs"]]
+    wait_for("both run", lambda: json_of(here, "status")["nodes"][0]["phase"] == "running")
     code, out, _ = verb(here, "status")
     head, program, columns, node, star = out.splitlines()
     assert code == 0 and head.startswith(f"{run_id}  running  ") and columns.split() == [
@@ -86,14 +86,14 @@ def test_one_job_is_asked_everything_and_stopped_and_says_afterwards_why(
     assert verb(here, "status", run_id[:5]).code == 0
     assert verb(here, "why").out == "no workers have ended so far\n"
     for argv, code, words in CANNOT:
-        said = verb(here, *argv)
-        assert said.code == code and words in said.err and said.err.count("\n") == 0, (argv, said)
+        output = verb(here, *argv)
+        assert output.code == code and words in output.err and output.err.count("\n") == 0, (argv, output)
     assert_odd_requests_are_refused(job)
     with monkeypatch.context() as patched:
         patched.setattr(jobs, "ANSWER_S", 0.3)
         stand_still(job.pid)
         # A request to an unresponsive agent may still be carried out; a job that does not answer has not ended.
-        assert told(here, "ps")["code"] == "no-answer"
+        assert json_of(here, "ps")["code"] == "no-answer"
         job.signal(signal.SIGCONT)
     assert len(job.wait_line("start")) == 2, "the job continues"
 
@@ -105,7 +105,7 @@ def test_one_job_is_asked_everything_and_stopped_and_says_afterwards_why(
     assert int(starts[2][3]) > 0 and {each[2] for each in starts} == {"0"}, "no restart is counted"
     assert verb(here, "restart", "--wait").code == 0
     assert len(job.wait_line("start", 6)) == 6
-    why = told(here, "why", "-n", "2")["why"]
+    why = json_of(here, "why", "-n", "2")["why"]
     assert [each["generation"] for each in why] == [2, 1] and "new data" in why[1]["reason"]
 
     for to, code, words in (("ps > /dev/full", 4, NO_ROOM), ("status >&-", 0, ""), ("stop > /dev/full", 4, NO_ROOM)):
@@ -116,8 +116,8 @@ def test_one_job_is_asked_everything_and_stopped_and_says_afterwards_why(
         assert done.returncode == code and done.stderr.startswith(words), "an unwritable stdout is not a refusal"
         assert done.stderr.count("\n") == bool(words), done
     job.assert_ends(-signal.SIGTERM)
-    said = verb(here, "status")
-    assert said.code == 3 and ", STOPPED; see aelastic why)" in said.err
+    output = verb(here, "status")
+    assert output.code == 3 and ", STOPPED; see aelastic why)" in output.err
 
 
 NO_ROOM = "aelastic: stdout cannot be written: "
@@ -156,24 +156,24 @@ def assert_odd_requests_are_refused(job: Job) -> None:
     for which, deadline in (("drain", "NaN"), ("drain", "Infinity"), ("restart", "1e300")):
         bad += [f'{{"verb": "{which}", "deadline_s": {deadline}, "at_save": true}}\n'.encode()]
     for data in (b"", b"x" * 200_000, *bad):
-        conn, said = control_sockets.connect(folder, name, 10.0), b""
+        conn, answer = control_sockets.connect(folder, name, 10.0), b""
         assert conn is not None
         with conn:
             try:
                 conn.sendall(data)
                 conn.shutdown(socket.SHUT_WR)
                 while received := conn.recv(1 << 16):
-                    said += received
+                    answer += received
             except OSError:
                 pass  # it was closed before everything was sent
-        assert data not in bad or b'"refused"' in said, (data, said)
+        assert data not in bad or b'"refused"' in answer, (data, answer)
     assert verb(job.folder, "status").code == 0
 
 
 def test_a_worker_that_writes_to_files_is_read(launch: Launcher) -> None:
     job = launch(TRAINS, *TWO, "--redirects", "3", "--log-dir", "logs", wrapper=PATIENT)
-    wait_for("it answers", lambda: told(job.folder, "status")["code"] == "ok")
-    assert told(job.folder, "logs", "1", "--stderr").get("data", "") in {"", "five of 1\n"}
+    wait_for("it answers", lambda: json_of(job.folder, "status")["code"] == "ok")
+    assert json_of(job.folder, "logs", "1", "--stderr").get("data", "") in {"", "five of 1\n"}
     wait_for("it writes", lambda: verb(job.folder, "logs", "1", "--stderr").out == "five of 1\n")
     wait_for("rank 0 has started, too", lambda: verb(job.folder, "logs", "0").out == "start 0 0 0\n")
     followed = subprocess.Popen(
@@ -196,14 +196,14 @@ def test_one_job_whose_id_begins_that_of_another_is_stopped_once_all_have_saved_
     for job in jobs:
         job.wait_line("start")
     assert verb(launch.folder, "status", "exp").out.startswith("exp  ")
-    said = verb(launch.folder, "status", "ex")
+    output = verb(launch.folder, "status", "ex")
     words = (
         r"aelastic: 2 jobs run on this machine; name one, as in aelastic status exp2?: exp \(.* in /.*\), exp2 \(.*\)"
     )
-    assert said.code == 2 and re.fullmatch(words, said.err), said
+    assert output.code == 2 and re.fullmatch(words, output.err), output
     for argv, words in MISTAKEN:
-        said = verb(launch.folder, *argv)
-        assert said.code == 2 and said.err.startswith(f"aelastic: error: {words} (see aelastic "), said
+        output = verb(launch.folder, *argv)
+        assert output.code == 2 and output.err.startswith(f"aelastic: error: {words} (see aelastic "), output
     assert verb(launch.folder, "stop", "exp", "--reason", "enough", "--at-save").out.startswith(
         "exp: stop requested on "
     )
@@ -211,21 +211,21 @@ def test_one_job_whose_id_begins_that_of_another_is_stopped_once_all_have_saved_
     assert "all ranks have saved; all workers have ended; run the same command again to resume" in jobs[0].stderr, jobs[
         0
     ].story
-    said = verb(launch.folder, "stop", "--job", "exp")
-    assert said.code == 3 and "no job exp of yours runs on this machine; give the whole id of exp2" in said.err
+    output = verb(launch.folder, "stop", "--job", "exp")
+    assert output.code == 3 and "no job exp of yours runs on this machine; give the whole id of exp2" in output.err
     # A colleague may use the same account: jobs from other folders are listed as such.
     (elsewhere := launch.folder / "elsewhere").mkdir()
     for typed, command in (("stop --now", "stop exp2 --now"), ("drain vm", "drain --job exp2 vm")):
-        said = verb(launch.folder, *typed.split(), cwd=elsewhere)
+        output = verb(launch.folder, *typed.split(), cwd=elsewhere)
         folder = f"job exp2 was started in {jobs[1].folder}, not in this folder"
-        assert said.code == 2 and said.err == f"aelastic: {folder}; to act on it anyway: aelastic {command}", said
+        assert output.code == 2 and output.err == f"aelastic: {folder}; to act on it anyway: aelastic {command}", output
     assert verb(launch.folder, "status", cwd=elsewhere).code == 0, "it does nothing to the job"
     assert verb(launch.folder, "stop", "--now", "--job", "exp2", cwd=elsewhere).code == 0
     assert jobs[1].wait() == -signal.SIGTERM and "; all workers have ended" in jobs[1].stderr
     for which in ("exp", "exp2"):
-        said = verb(launch.folder, "status", which)
-        assert said.code == 3 and re.match(
-            rf"aelastic: {which} ended \d+ s ago: stop .*; see aelastic why {which}$", said.err
+        output = verb(launch.folder, "status", which)
+        assert output.code == 3 and re.match(
+            rf"aelastic: {which} ended \d+ s ago: stop .*; see aelastic why {which}$", output.err
         )
     assert verb(launch.folder, "why", "exp2").code == 0
     assert "(by root: enough)" in verb(launch.folder, "why", "exp").out or os.getuid()
@@ -246,10 +246,10 @@ MISTAKEN = [
 def test_a_job_that_has_succeeded_is_known_to_have_ended(launch: Launcher) -> None:
     job = launch("pass", "--rdzv-id", "demo")
     assert job.wait() == 0
-    said = verb(job.folder, "status", "demo")
-    assert said.code == 3 and re.fullmatch(r"aelastic: demo ended \d+ s ago: every worker succeeded", said.err)
-    said = verb(job.folder, "why")
-    assert said.code == 0 and said.out.endswith("ago: every worker succeeded\n")
+    output = verb(job.folder, "status", "demo")
+    assert output.code == 3 and re.fullmatch(r"aelastic: demo ended \d+ s ago: every worker succeeded", output.err)
+    output = verb(job.folder, "why")
+    assert output.code == 0 and output.out.endswith("ago: every worker succeeded\n")
 
 
 def test_why_a_job_ended_is_known_by_its_logs_too_and_they_make_a_picture(
@@ -259,7 +259,7 @@ def test_why_a_job_ended_is_known_by_its_logs_too_and_they_make_a_picture(
     job = launch(script, *TWO, "--max-restarts", "1", "--log-dir", "logs")
     assert job.wait() == 1
     logs = str(job.folder / "logs")
-    lived, read = (told(job.folder, "why", *of, "-n", "5")["why"] for of in ((), (logs,)))
+    lived, read = (json_of(job.folder, "why", *of, "-n", "5")["why"] for of in ((), (logs,)))
     assert len(read) == 2
     for each in (*lived, *read):
         each["failure"].pop("at")  # a log has more digits of it
@@ -275,7 +275,7 @@ def test_why_a_job_ended_is_known_by_its_logs_too_and_they_make_a_picture(
         silent.bind(str(job.folder / "aelastic" / "1.sock"))
         silent.listen()
         assert verb(job.folder, "why").code == 4
-        assert told(job.folder, "why", logs)["code"] == "ok"
+        assert json_of(job.folder, "why", logs)["code"] == "ok"
     assert timeline([logs]) == 0 and "1 restart (" in capsys.readouterr().out
     page = (job.folder / "logs" / "timeline.html").read_text()
     assert "ValueError: odd" in page and boxes_of(data_of(page), "life", "failed")
@@ -283,20 +283,20 @@ def test_why_a_job_ended_is_known_by_its_logs_too_and_they_make_a_picture(
     (other / "empty").touch()
     no_log = "no event log here (events.jsonl, up to 3 folders deep); agents write one into --log-dir"
     for path, words in ((other, no_log), (other / "empty", "no record of a run")):
-        said = verb(tmp_path, "why", str(path))
-        assert said.code == 2 and said.err == f"aelastic: error: {path}: {words}" and not said.out, said
-        assert told(tmp_path, "why", str(path))["code"] == "usage"
+        output = verb(tmp_path, "why", str(path))
+        assert output.code == 2 and output.err == f"aelastic: error: {path}: {words}" and not output.out, output
+        assert json_of(tmp_path, "why", str(path))["code"] == "usage"
     nowhere = tmp_path / "nowhere"
-    said = verb(tmp_path, "why", str(nowhere))
-    assert (said.code, said.err) == (2, f"aelastic: error: {nowhere}: no such file or folder"), said
+    output = verb(tmp_path, "why", str(nowhere))
+    assert (output.code, output.err) == (2, f"aelastic: error: {nowhere}: no such file or folder"), output
 
 
 def test_an_agent_that_does_not_answer_may_yet_do_it(launch: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "ANSWER_S", 0.3)
     job = trains(launch)
     stand_still(job.pid)
-    said = verb(job.folder, "restart")
-    assert said.code == 4 and "the request may or may not have been carried out" in said.err
+    output = verb(job.folder, "restart")
+    assert output.code == 4 and "the request may or may not have been carried out" in output.err
     folder = job.folder / "aelastic"
     assert {path.suffix for path in folder.iterdir()} == {".sock"}
     assert folder.stat().st_mode & 0o777 == 0o700 and all(path.stat().st_mode & 0o77 == 0 for path in folder.iterdir())
@@ -309,8 +309,8 @@ def test_an_agent_that_does_not_answer_may_yet_do_it(launch: Launcher, monkeypat
 def test_what_a_node_says_of_itself_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     asked = asking._Asking(["status"], argparse.Namespace(json=False, job=""), Path(), print)
     assert asked._conclude({"code": "ok"}, "NODE\nn1 \x1b[2J\x1b]0;title\x07gone") == 0
-    said = capsys.readouterr().out
-    assert said.startswith("NODE\nn1 ") and not set(said) & {"\x1b", "\x07"}
+    printed = capsys.readouterr().out
+    assert printed.startswith("NODE\nn1 ") and not set(printed) & {"\x1b", "\x07"}
 
 
 def test_a_login_session_that_ends_takes_no_door_away() -> None:
@@ -330,9 +330,9 @@ def test_a_folder_that_others_may_write_to_is_not_used(launch: Launcher) -> None
         "W no control socket, so aelastic status cannot reach this job" in job.stderr
         and "is open to other users" in job.stderr
     )
-    said = verb(launch.folder / "open", "status")
-    assert said.code == 1 and "is open to other users: remove it, or chmod 700 it" in said.err
-    assert told(launch.folder / "open", "status")["code"] == "not-allowed"
+    output = verb(launch.folder / "open", "status")
+    assert output.code == 1 and "is open to other users: remove it, or chmod 700 it" in output.err
+    assert json_of(launch.folder / "open", "status")["code"] == "not-allowed"
     (job.folder / "end").touch()
     assert job.wait() == 0
 

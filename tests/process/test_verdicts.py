@@ -88,11 +88,11 @@ class Decisions(Observer):
     """The decisions of a run, in order."""
 
     def __init__(self) -> None:
-        self.told: list[DecisionKind] = []
+        self.kinds: list[DecisionKind] = []
 
     def tell(self, event: RunEvent, now: float) -> None:
         if isinstance(event, Restarting | RunEnded) and event.decision is not None:
-            self.told.append(event.decision.kind)
+            self.kinds.append(event.decision.kind)
 
 
 @dataclass
@@ -116,7 +116,7 @@ async def end_of(death: Death, folder: Path) -> End:
     spec = WorkerSpec(entrypoint=sys.executable, args=(write_worker(death, folder),), **fields)
     result = await Supervisor(spec, observers=[decisions]).run()
     code = result.failures[0].exitcode if result.failures else 0
-    return End(len((folder / "starts").read_text()), code, decisions.told)
+    return End(len((folder / "starts").read_text()), code, decisions.kinds)
 
 
 def test_each_death_has_its_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +250,6 @@ def test_a_run_that_is_over_is_replayed_under_other_rules(launch: Launcher) -> N
         with pytest.raises(InputError):
             explained(logs, *wrong)
     command = [sys.executable, "-m", "aelastic", "policy", "explain"]
-    said = ran(*command, str(job.folder / "empty"))
-    assert said.returncode == 2 and "no record of a run" in said.stderr and not said.stdout, said
+    output = ran(*command, str(job.folder / "empty"))
+    assert output.returncode == 2 and "no record of a run" in output.stderr and not output.stdout, output
     assert ran(*command).returncode == 2

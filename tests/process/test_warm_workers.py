@@ -37,11 +37,11 @@ say("up", rank, restart, is_warm)
 """
 # Libraries that have no random number generator to reseed, and do nothing else that causes a warning.
 PLAIN = "decimal,random,tempfile,uuid,numpy,numpy.random"
-TELL = f"""
+DESCRIBE = f"""
 import {PLAIN}
 sys.path.append({str(KIT)!r})
-import told
-told.tell()
+import self_description
+self_description.print_description()
 """
 
 
@@ -61,7 +61,7 @@ OF_A_RUN = (
 )
 
 
-def told_by(job: Job) -> list[dict[str, Any]]:
+def described_by(job: Job) -> list[dict[str, Any]]:
     job.assert_ends()
     assert " W " not in job.stderr, job.stderr
     text = re.sub(r" at 0x[0-9a-f]+", "", job.stdout.replace(str(job.folder), "JOB"))
@@ -77,11 +77,11 @@ def told_by(job: Job) -> list[dict[str, Any]]:
 def test_a_warm_worker_is_a_cold_one_item_by_item(launch: Launcher, how: str) -> None:
     jobs = []
     for name, more in (("cold", []), ("warm", ["--preload", PLAIN])):
-        script = launch.write(f"{name}/{'app/__main__' if how == 'folder' else 'worker'}.py", TELL)
+        script = launch.write(f"{name}/{'app/__main__' if how == 'folder' else 'worker'}.py", DESCRIBE)
         what = {"module": ["-m", "worker"], "folder": ["app"]}.get(how, [str(script), "--lr", "0.1"])
         options = ["--nproc-per-node", "2", *more, *what]
         jobs.append(launch.command(*options, name=name, env={"PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": "7"}))
-    for cold, warm in zip(told_by(jobs[0]), told_by(jobs[1]), strict=True):
+    for cold, warm in zip(described_by(jobs[0]), described_by(jobs[1]), strict=True):
         own, others = cold.pop("own"), warm.pop("own")
         assert [name for name in own if own[name] == others[name]] == ["hash"]
         assert {item: value for item, value in warm.items() if value != cold[item]} == {
@@ -242,7 +242,11 @@ MORE_BYTES = 1 << 20  # more than a pipe holds: the process reads its arguments 
 def test_functions_start_warm_too() -> None:
     args = (MODULE, bytes(MORE_BYTES))
     spec = WorkerSpec(
-        entrypoint=entrypoints.tell_the_second_time, args=args, local_world_size=3, max_restarts=1, preload=(MODULE,)
+        entrypoint=entrypoints.describe_the_second_time,
+        args=args,
+        local_world_size=3,
+        max_restarts=1,
+        preload=(MODULE,),
     )
     result = run("uvloop", Supervisor(spec).run())
     assert result.state is WorkerState.SUCCEEDED
@@ -303,15 +307,15 @@ sys.exit(1 if restart == 0 else 0)
 """
 
 
-def told(job: Job, kind: str) -> list[dict[str, Any]]:
+def logged(job: Job, kind: str) -> list[dict[str, Any]]:
     """The records of one kind in the job's event log."""
     lines = [line for path in job.folder.glob("logs/latest/events.jsonl") for line in path.read_text().splitlines(True)]
     records = [json.loads(line) for line in lines if line.endswith("\n")]
     return [record for record in records if record["event"] == kind]
 
 
-def wait_told(job: Job, kind: str, count: int) -> None:
-    wait_for(f"{count} x {kind}", lambda: len(told(job, kind)) == count)
+def wait_logged(job: Job, kind: str, count: int) -> None:
+    wait_for(f"{count} x {kind}", lambda: len(logged(job, kind)) == count)
 
 
 @pytest.mark.all
@@ -331,21 +335,21 @@ def test_how_far_a_start_has_come_is_told_as_it_is_seen(launch: Launcher, kind: 
         for step, phase in (("prints", "output"), ("joins", "process_group")):
             (job.folder / f"{step}{number}").touch()
             expected += [(number + 1, local_rank, kind, phase) for local_rank in range(4)]
-            wait_told(job, "worker_reached", len(expected))
+            wait_logged(job, "worker_reached", len(expected))
         if kind == "warm":
             wait_for(
-                "four are parked", lambda: [each["parked"] for each in told(job, "fork_server_measured")][-1:] == [4]
+                "four are parked", lambda: [each["parked"] for each in logged(job, "fork_server_measured")][-1:] == [4]
             )
-        assert [[each["kind"] for each in start["workers"]] for start in told(job, "workers_started")][number] == [
+        assert [[each["kind"] for each in start["workers"]] for start in logged(job, "workers_started")][number] == [
             kind
         ] * 4
         if kind == "warm":
             # The processes parked for the next start use less memory than one and a half workers.
-            alone = max(rss_bytes(each["id"]) for each in told(job, "workers_started")[-1]["workers"])
-            assert 0 < told(job, "fork_server_measured")[-1]["pss_bytes"] <= 1.4 * alone
+            alone = max(rss_bytes(each["id"]) for each in logged(job, "workers_started")[-1]["workers"])
+            assert 0 < logged(job, "fork_server_measured")[-1]["pss_bytes"] <= 1.4 * alone
         restart(job, number)
     assert job.wait() == 0, job.story
-    reached = told(job, "worker_reached")
+    reached = logged(job, "worker_reached")
     assert sorted((each["generation"], each["local_rank"], each["kind"], each["phase"]) for each in reached) == sorted(
         expected
     )
@@ -405,10 +409,12 @@ def test_modules_that_must_not_be_preloaded_are_left_out_in_a_line_each(launch: 
     )  # fmt: skip
     job.assert_ends()
     assert job.lines == ["", "up 0 0 True"]
-    told = [line.partition("W --preload: ")[2] for line in job.stderr.splitlines()]
-    assert len(told) == len(expected) and all(line.endswith("; it is not preloaded") for line in told), job.stderr
+    warnings = [line.partition("W --preload: ")[2] for line in job.stderr.splitlines()]
+    assert len(warnings) == len(expected) and all(line.endswith("; it is not preloaded") for line in warnings), (
+        job.stderr
+    )
     for name, why in expected.items():
-        (line,) = [line for line in told if line.startswith(f"{name} ")]
+        (line,) = [line for line in warnings if line.startswith(f"{name} ")]
         assert line.startswith(f"{name} {why}")
 
 
@@ -514,7 +520,7 @@ async def gather_once_imported(self):
 learning.Imports.gather = gather_once_imported
 """
 # Imports are over when a worker reports it.
-ONCE_TOLD = f"{QUICK}\nlearning.LEARN_TIMEOUT_S = 600.0"
+LEARN_ONCE = f"{QUICK}\nlearning.LEARN_TIMEOUT_S = 600.0"
 
 
 def auto(launch: Launcher, code: str, *options: str, learn: bool = False, **more: Any) -> list[str]:
@@ -565,12 +571,12 @@ def test_auto_preloads_what_a_library_has_imported_late_and_keeps_it_in_the_cach
     # Workers find a process group as soon as they have imported the module that makes one.
     env = torch_stub(launch, "def is_initialized(): return True")
     kept = launch.folder / "kept"
-    lines = auto(launch, LAZY, f"--cache-dir={kept}", learn=True, wrapper=ONCE_TOLD, env=env)
+    lines = auto(launch, LAZY, f"--cache-dir={kept}", learn=True, wrapper=LEARN_ONCE, env=env)
     assert lines == ["up 0 0 False", "up 0 1 True", "up 1 0 False", "up 1 1 True"]
     assert [*kept.glob("*/imports.json")]
     (launch.folder / "job" / "go0").unlink()
     options = ("--nproc-per-node=2", "--preload=auto", f"--cache-dir={kept}")
-    again = launch.command(*options, str(launch.folder / "job" / "worker.py"), wrapper=ONCE_TOLD, env=env)
+    again = launch.command(*options, str(launch.folder / "job" / "worker.py"), wrapper=LEARN_ONCE, env=env)
     again.wait_line("up", 2)
     restart(again, 0)
     assert again.wait() == 1
@@ -600,7 +606,7 @@ def test_auto_learns_until_a_worker_joins_its_process_group_though_it_says_nothi
 
 
 # The process group is there at once; the hook notices it at the next import.
-TELLS_PIPES = """
+PRINTS_PIPES = """
 from torch.distributed.distributed_c10d import is_up
 
 
@@ -610,7 +616,7 @@ def pipes():
 
 
 sys.path.append(KIT)
-from told import fds_of_a_program
+from self_description import fds_of_a_program
 say(*fds_of_a_program())
 before = pipes()
 is_up.append(1)
@@ -623,7 +629,7 @@ def test_a_worker_that_tells_what_it_imports_hands_the_pipe_to_no_program_and_cl
     launch: Launcher,
 ) -> None:
     env = torch_stub(launch, "is_up = []\ndef is_initialized(): return bool(is_up)")
-    job = launch(TELLS_PIPES.replace("KIT", repr(str(KIT))), "--preload", "auto", env=env)
+    job = launch(PRINTS_PIPES.replace("KIT", repr(str(KIT))), "--preload", "auto", env=env)
     assert job.wait() == 0, job.story
     assert job.lines == ["0 1 2", "1 0"]
 

@@ -57,11 +57,11 @@ class FakeNode:
     ready_count: int = 0
     prepared_count: int = 0
     is_known: bool = False  # it has reported something
-    told_count: int = 0  # restart count, when it learned that its round had ended
+    notified_count: int = 0  # restart count, when it learned that its round had ended
     up: deque[Event] = field(default_factory=deque)
     down: deque[m.LeaderMessage] = field(default_factory=deque)
 
-    def say_ready(self) -> None:
+    def report_ready(self) -> None:
         self.phase = "ready"
         if self.round and self.starts is m.Starts.PREPARING:
             self.starts = m.Starts.COLD  # it had enough time
@@ -69,7 +69,7 @@ class FakeNode:
         self.ready_count += 1
         self.report()
 
-    def say_prepared(self, starts: m.Starts) -> None:
+    def report_prepared(self, starts: m.Starts) -> None:
         self.shown_starts = starts
         self.prepared_count += 1
         self.report()
@@ -106,7 +106,7 @@ class FakeNode:
     def has_workers(self) -> bool:
         return self.phase in {"busy", "failed", "stopping"}
 
-    def hear(self, message: m.LeaderMessage) -> None:
+    def receive(self, message: m.LeaderMessage) -> None:
         if self.phase == "away" or (self.phase == "ended" and self.is_given_up):  # its Ready crossed the verdict
             return
         assert self.phase != "ended", f"{message} after the end"
@@ -121,26 +121,26 @@ class FakeNode:
                 if self.phase in {"busy", "failed"}:
                     self.phase = "stopping"
                 elif self.phase in {"stopping", "ready"}:  # again, if it is not charged after all
-                    assert self.is_given_up or message.restart_count < self.told_count, (
+                    assert self.is_given_up or message.restart_count < self.notified_count, (
                         f"interrupted while {self.phase}"
                     )
                 else:
                     assert self.phase in {"awaiting", "finished"}, f"interrupted while {self.phase}"
-                    self.say_ready()
-                self.told_count = message.restart_count
+                    self.report_ready()
+                self.notified_count = message.restart_count
             case m.Ended():
                 self.phase = "ended"
             case m.Waiting():
                 assert self.phase == "ready", f"told to wait while {self.phase}"
             case m.StartAhead():
                 assert self.phase == "ready", f"told to start ahead while {self.phase}"
-                self.say_prepared(m.Starts.READY)
+                self.report_prepared(m.Starts.READY)
 
     def workers_gone(self) -> None:
         if self.phase == "failed":
             self.phase = "awaiting"
         else:
-            self.say_ready()
+            self.report_ready()
 
 
 class Word(StrEnum):
@@ -194,13 +194,13 @@ class World:
     members: set[str] = field(default_factory=set)  # known nodes
     holders: dict[int, str] = field(default_factory=dict)  # rank to the node that requested it last
     verdict: m.Ended | None = None
-    said: dict[str, m.Status] = field(default_factory=dict)  # each node's last report, without ages
+    last_reports: dict[str, m.Status] = field(default_factory=dict)  # each node's last report, without ages
     failed_at: dict[tuple[str, int], float] = field(default_factory=dict)  # by node and round
     word: Word = Word.NOTHING  # the news in the current event
 
-    def tell(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         self.check_fence(event)
-        self.word = word_of(event, self.said.get(event.node.node_id) if isinstance(event, Reported) else None)
+        self.word = word_of(event, self.last_reports.get(event.node.node_id) if isinstance(event, Reported) else None)
         replaced = self.replaced_by(event)
         self.note(event)
         was_running = self.core.phase == "running"
@@ -299,14 +299,14 @@ class World:
         if node_id in self.members and node_id in self.participants:
             self.losses.append((self.now, node_id, how, node_id not in self.done))
         self.members.discard(node_id)
-        self.said.pop(node_id, None)
+        self.last_reports.pop(node_id, None)
         self.known_ready.discard(node_id)
         self.ahead.discard(node_id)
 
     def note(self, event: Event) -> None:
         node_id, round_ = node_of(event), 0
         if isinstance(event, Reported):
-            self.said[node_id], round_ = ageless(event.status), event.status.past.round
+            self.last_reports[node_id], round_ = ageless(event.status), event.status.past.round
         match self.word:
             case Word.READY:
                 self.known_ready.add(node_id)
@@ -324,7 +324,7 @@ class World:
                 pass
 
     def check_fence(self, event: Event) -> None:
-        stale = isinstance(event, Reported) and self.said.get(event.node.node_id) == ageless(event.status)
+        stale = isinstance(event, Reported) and self.last_reports.get(event.node.node_id) == ageless(event.status)
         early = isinstance(event, DeadlinePassed) and (self.core.deadline is None or self.now < self.core.deadline)
         if stale or early:
             before, trial = copy.deepcopy(self.core), copy.deepcopy(self.core)
@@ -334,40 +334,42 @@ class World:
             is_same = everything(trial) == everything(before) or rounded(trial) == rounded(before)
             assert is_same, f"{event} changed something"
 
-    def check_round(self, heard: dict[str, m.Assigned]) -> None:
-        messages = list(heard.values())
+    def check_round(self, received: dict[str, m.Assigned]) -> None:
+        messages = list(received.values())
         self.round += 1
         self.paid += self.is_charged
         self.failures, self.losses, self.free_at, self.done = {}, [], None, set()
         assert {each.round for each in messages} == {self.round}
         assert {each.restart_count for each in messages} == {self.paid}
-        assert self.core.rules.min_nodes <= len(heard) <= self.core.rules.max_nodes
-        assert set(heard) <= self.known_ready
+        assert self.core.rules.min_nodes <= len(received) <= self.core.rules.max_nodes
+        assert set(received) <= self.known_ready
         for node in self.nodes.values():
             is_awaited = node.has_workers and not node.is_given_up
             assert not is_awaited or node.is_replaced, "two rounds alive at once"
-        by_rank = sorted(heard, key=lambda node_id: heard[node_id].ranks.group_rank)
-        assert [heard[i].ranks.group_rank for i in by_rank] == list(range(len(heard)))
-        assert {each.ranks.group_world_size for each in messages} == {len(heard)}
+        by_rank = sorted(received, key=lambda node_id: received[node_id].ranks.group_rank)
+        assert [received[i].ranks.group_rank for i in by_rank] == list(range(len(received)))
+        assert {each.ranks.group_world_size for each in messages} == {len(received)}
         ranks = [
-            r for i in by_rank for r in range(heard[i].ranks.first_rank, heard[i].ranks.first_rank + self.nodes[i].size)
+            r
+            for i in by_rank
+            for r in range(received[i].ranks.first_rank, received[i].ranks.first_rank + self.nodes[i].size)
         ]
         assert ranks == list(range(len(ranks)))
         assert {each.ranks.world_size for each in messages} == {len(ranks)}
         assert {each.master_addr for each in messages} == {by_rank[0]}
         for rank, node_id in enumerate(self.participants):
-            if node_id in heard and rank < len(heard):
+            if node_id in received and rank < len(received):
                 assert by_rank[rank] == node_id, "a survivor lost its rank"
         survivors = set(self.participants) & self.known_ready
-        assert survivors <= set(heard), "a survivor lost its place"
+        assert survivors <= set(received), "a survivor lost its place"
         self.participants = tuple(by_rank)
-        self.known_ready -= set(heard)
-        self.ahead -= set(heard)
+        self.known_ready -= set(received)
+        self.ahead -= set(received)
 
     def deliver_up(self, node: FakeNode) -> None:
         event = node.up.popleft()
         if not node.is_replaced:  # its connection is closed
-            self.tell(self.aged(event))
+            self.handle(self.aged(event))
 
     def aged(self, event: Event) -> Event:
         """A node's report, with the age of its failure at the time of arrival."""
@@ -382,7 +384,7 @@ class World:
         while busy := [node for node in self.nodes.values() if node.up or node.down]:
             for node in busy:
                 if node.down:
-                    node.hear(node.down.popleft())
+                    node.receive(node.down.popleft())
                 if node.up:
                     self.deliver_up(node)
 
@@ -424,7 +426,7 @@ class Cluster(RuleBasedStateMachine):
         host = next(f"node{i}" for i in range(NODES) if f"node{i}" not in used)
         node = FakeNode(f"{host}-{self.count}", host, size, preferred, starts)
         self.world.nodes[node.node_id] = node
-        node.say_ready()
+        node.report_ready()
 
     @property
     def nodes(self) -> list[FakeNode]:
@@ -446,7 +448,7 @@ class Cluster(RuleBasedStateMachine):
     def node_is_prepared(self, data: Any) -> None:
         node = data.draw(st.sampled_from([node for node in self.nodes if node.starts is m.Starts.PREPARING]))
         node.starts = m.Starts.WARM
-        node.say_prepared(node.starts)
+        node.report_prepared(node.starts)
 
     @precondition(lambda self: self.nodes)
     @rule(data=st.data(), how=st.sampled_from(["crash", "leave"]))
@@ -488,16 +490,16 @@ class Cluster(RuleBasedStateMachine):
 
     @precondition(lambda self: self.nodes)
     @rule(data=st.data())
-    def node_says_its_status_again(self, data: Any) -> None:
+    def node_sends_its_status_again(self, data: Any) -> None:
         """As happens whenever something changes that does not affect rounds."""
         node = self.some(data)
         assert node is not None
         node.report()
 
-    @precondition(lambda self: self.world.said)
+    @precondition(lambda self: self.world.last_reports)
     @rule(data=st.data())
     def a_status_that_is_known_changes_nothing(self, data: Any) -> None:
-        status = self.world.said[data.draw(st.sampled_from(sorted(self.world.said)))]
+        status = self.world.last_reports[data.draw(st.sampled_from(sorted(self.world.last_reports)))]
         self.world.check_fence(self.world.aged(Reported(status.node, status)))
 
     # Connections and clocks.
@@ -511,7 +513,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(data=st.data())
     def message_comes_down(self, data: Any) -> None:
         node = data.draw(st.sampled_from([n for n in self.world.nodes.values() if n.down]))
-        node.hear(node.down.popleft())
+        node.receive(node.down.popleft())
 
     @rule()
     def all_messages_arrive(self) -> None:
@@ -523,7 +525,7 @@ class Cluster(RuleBasedStateMachine):
         deadline = self.world.core.deadline
         assert deadline is not None
         self.world.now = max(self.world.now, deadline)
-        self.world.tell(DeadlinePassed())
+        self.world.handle(DeadlinePassed())
 
     @rule(dt=st.floats(0, 10))
     def time_passes(self, dt: float) -> None:
@@ -531,7 +533,7 @@ class Cluster(RuleBasedStateMachine):
         self.world.now = (
             self.world.now + dt if limit is None else max(self.world.now, min(self.world.now + dt, limit - 0.01))
         )
-        self.world.tell(DeadlinePassed())
+        self.world.handle(DeadlinePassed())
 
     # Invariants.
 
@@ -560,7 +562,7 @@ class Cluster(RuleBasedStateMachine):
             deadline = world.core.deadline
             assert deadline is not None, "no agreement, and nothing that would lead to one"
             world.now = max(world.now, deadline)
-            world.tell(DeadlinePassed())
+            world.handle(DeadlinePassed())
         raise AssertionError(f"no agreement after {DEADLINES_TO_AGREE} deadlines")
 
 

@@ -50,8 +50,8 @@ class FakeWorld(RuleBasedStateMachine):
         self.is_ready = self.is_ended = False
         self.lefts = 0
         self.is_interrupted = True  # the coordinator has ended the current round, or there is no round
-        self.told_failures: list[int] = []
-        self.told_successes: list[int] = []
+        self.reported_failures: list[int] = []
+        self.reported_successes: list[int] = []
         self.finished: list[ev.Finish] = []
         self.restarts_allowed = 0  # interruptions: each permits one more spawn
         self.spawns = 0
@@ -64,7 +64,7 @@ class FakeWorld(RuleBasedStateMachine):
 
     # Actions.
 
-    def tell(self, event: ev.Event) -> None:
+    def handle(self, event: ev.Event) -> None:
         for action in self.group.handle(event, self.now):
             assert not self.finished, f"{action} after Finish"
             self.carry_out(action)
@@ -89,16 +89,16 @@ class FakeWorld(RuleBasedStateMachine):
                 self.is_cancelled = True
             case ev.Stop():
                 self.send(action)
-            case ev.TellFailed(round_):
+            case ev.ReportFailed(round_):
                 assert round_ == self.round
-                assert round_ not in self.told_failures, "one failure a round"
+                assert round_ not in self.reported_failures, "one failure a round"
                 assert self.real_failures, "a failure that no worker had"
-                self.told_failures.append(round_)
-            case ev.TellSucceeded(round_):
+                self.reported_failures.append(round_)
+            case ev.ReportSucceeded(round_):
                 assert not self.alive and round_ == self.round
-                assert round_ not in self.told_failures + self.told_successes
-                self.told_successes.append(round_)
-            case ev.TellLeft():
+                assert round_ not in self.reported_failures + self.reported_successes
+                self.reported_successes.append(round_)
+            case ev.ReportLeft():
                 self.lefts += 1
                 assert self.lefts <= 2, "told once when asked to leave, and once more when giving up"
             case ev.Finish():
@@ -120,7 +120,7 @@ class FakeWorld(RuleBasedStateMachine):
         self.signalled |= local_ranks - self.unhealthy
 
     @property
-    def hears(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether the coordinator still talks to this node, perhaps because it has not processed the departure yet."""
         return not self.is_ended and not self.finished
 
@@ -133,30 +133,30 @@ class FakeWorld(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.tell(ev.Start())
+        self.handle(ev.Start())
 
-    @precondition(lambda self: self.is_ready and self.hears)
+    @precondition(lambda self: self.is_ready and self.is_connected)
     @rule(skipped=st.integers(0, 2), size=st.integers(1, 3))
     def round_completes(self, skipped: int, size: int) -> None:
         self.is_ready, self.is_interrupted = False, False
         self.round += 1 + skipped
         ranks = assign_ranks([("default", WORKERS)] * size)[-1]
-        self.tell(Assigned(self.round, 0, ranks, "host0", 29500))
+        self.handle(Assigned(self.round, 0, ranks, "host0", 29500))
 
-    @precondition(lambda self: not self.is_interrupted and self.hears)
+    @precondition(lambda self: not self.is_interrupted and self.is_connected)
     @rule()
     def round_is_interrupted(self) -> None:
         self.is_interrupted = True
         self.stops_for = "something else"
         self.restarts_allowed += 1
-        self.tell(Interrupted(self.round, decided.restart()))
+        self.handle(Interrupted(self.round, decided.restart()))
 
-    @precondition(lambda self: self.round and self.hears)
+    @precondition(lambda self: self.round and self.is_connected)
     @rule(verdict=st.sampled_from(VERDICTS))
     def job_ends(self, verdict: Ended) -> None:
         self.is_ended = True
         self.stops_for = "something else"
-        self.tell(verdict)
+        self.handle(verdict)
 
     @precondition(lambda self: self.is_starting and self.is_cancelled)
     @rule()
@@ -164,18 +164,18 @@ class FakeWorld(RuleBasedStateMachine):
         self.is_starting = False
         event = ev.SpawnCancelled(self.generation)
         self.past.append(event)
-        self.tell(event)
+        self.handle(event)
 
     @precondition(lambda self: self.is_starting)
     @rule()
-    def back_end_tells(self) -> None:
+    def back_end_answers(self) -> None:
         self.is_starting = False
         if not self.finished:  # otherwise the run kills at once whatever still starts
             self.alive = {(self.generation, rank): "runs" for rank in range(WORKERS)}
         self.spawned.add(self.generation)
         event = ev.Spawned(self.generation, {rank: 100 * self.generation + rank for rank in range(WORKERS)})
         self.past.append(event)
-        self.tell(event)
+        self.handle(event)
 
     @precondition(lambda self: self.generation in self.spawned and "runs" in self.alive.values())
     @rule(data=st.data(), fails=st.sampled_from([False, False, True]), clears=st.booleans())
@@ -183,7 +183,7 @@ class FakeWorld(RuleBasedStateMachine):
         generation, rank = data.draw(st.sampled_from(sorted(w for w, how in self.alive.items() if how == "runs")))
         event = self.exit(generation, rank, fails=fails)
         self.past.append(event)
-        self.tell(event)
+        self.handle(event)
         if clears:
             self.clear(generation, rank)
 
@@ -216,7 +216,7 @@ class FakeWorld(RuleBasedStateMachine):
         self.unhealthy.add(rank)
         self.fail(rank)
         self.past.append(event)
-        self.tell(event)
+        self.handle(event)
         failed = self.group.exits.failed[rank]  # with its rank in this round
         assert failed.replace(rank=HANGS.rank, world_size=HANGS.world_size) == HANGS
 
@@ -230,14 +230,14 @@ class FakeWorld(RuleBasedStateMachine):
         del self.alive[generation, rank]
         event = ev.Cleared(generation, rank)
         self.past.append(event)
-        self.tell(event)
+        self.handle(event)
 
     @precondition(lambda self: self.generation in self.spawned and "runs" in self.alive.values())
     @rule(fails=st.booleans())
     def all_workers_end(self, fails: bool) -> None:
         """A shortcut: a random walk alone rarely reaches the next generation."""
         for generation, rank in sorted(w for w, how in self.alive.items() if how == "runs"):
-            self.tell(self.exit(generation, rank, fails=fails))
+            self.handle(self.exit(generation, rank, fails=fails))
         for generation, rank in sorted(self.alive):
             self.clear(generation, rank)
 
@@ -247,7 +247,7 @@ class FakeWorld(RuleBasedStateMachine):
         if seldom == 0:
             self.stop_requests += 1
             self.stops_for = "something else"
-            self.tell(ev.StopRequested(signum))
+            self.handle(ev.StopRequested(signum))
 
     @precondition(lambda self: self.generation > 0)
     @rule()
@@ -256,7 +256,7 @@ class FakeWorld(RuleBasedStateMachine):
         killed = self.group.exits.is_killing
         event = ev.GraceOver(self.generation, "rank 0 does nothing")
         if is_restart and not killed and not self.group.is_leaving:
-            self.tell(event)
+            self.handle(event)
             assert self.group.exits.is_killing
         else:
             self.changes_nothing(event)
@@ -267,7 +267,7 @@ class FakeWorld(RuleBasedStateMachine):
         assert self.group.deadline is not None
         self.now = max(self.now, self.group.deadline)
         self.stops_for = self.stops_for or "something else"  # a leftover, which is not a failure
-        self.tell(ev.DeadlinePassed())
+        self.handle(ev.DeadlinePassed())
 
     @precondition(lambda self: self.group.deadline is None or self.now < self.group.deadline)
     @rule()
@@ -334,7 +334,7 @@ class FakeWorld(RuleBasedStateMachine):
             case WorkerState.UNHEALTHY:
                 assert self.spawns
             case WorkerState.STOPPED:
-                assert self.restarts_allowed or self.stop_requests or self.told_failures
+                assert self.restarts_allowed or self.stop_requests or self.reported_failures
             case WorkerState.SUCCEEDED:
                 assert not runs and (self.finished or self.group.phase is Phase.BARRIER)
             case WorkerState.FAILED:

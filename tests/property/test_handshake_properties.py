@@ -33,32 +33,32 @@ def frame(body: bytes) -> bytes:
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
                     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["protocol", "run", "keys", "nonce", "x"]), inner),
                     max_leaves=10)  # fmt: skip
-SAID = st.one_of(
+SENT = st.one_of(
     st.binary(max_size=300),
     st.binary(max_size=240).map(frame),
-    st.tuples(st.sampled_from(["Hello", "Refused", "Proof", "Alive"]), JSON).map(lambda said: frame(json.dumps(said).encode())),
+    st.tuples(st.sampled_from(["Hello", "Refused", "Proof", "Alive"]), JSON).map(lambda fields: frame(json.dumps(fields).encode())),
     st.just(GREETING),
 )  # fmt: skip
 
 
-def fed(handshake: Handshake, said: bytes, cuts: list[int]) -> None:
+def fed(handshake: Handshake, data: bytes, cuts: list[int]) -> None:
     begin = 0
-    for cut in [*sorted(cut % (len(said) + 1) for cut in cuts), len(said)]:
-        handshake.feed(said[begin:cut])
+    for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
+        handshake.feed(data[begin:cut])
         begin = cut
 
 
 @settings(max_examples=examples(500), deadline=None)
 @given(
-    said=st.lists(SAID, max_size=4).map(b"".join),
+    data=st.lists(SENT, max_size=4).map(b"".join),
     cuts=st.lists(st.integers(0, 1000), max_size=4),
     is_client=st.booleans(),
 )
-def test_no_stranger_is_let_in_and_each_is_refused_in_words(said: bytes, cuts: list[int], is_client: bool) -> None:
+def test_no_stranger_is_let_in_and_each_is_refused_in_words(data: bytes, cuts: list[int], is_client: bool) -> None:
     handshake = Handshake([KEY], PROTOCOL, "member", b"n" * NONCE_BYTES, is_client=is_client)
     words, answer = "", b""
     try:
-        fed(handshake, said, cuts)
+        fed(handshake, data, cuts)
     except ProofError as error:
         words, answer = str(error), error.answer
     assert words.isprintable() and len(answer) <= 512
@@ -70,8 +70,8 @@ def test_no_stranger_is_let_in_and_each_is_refused_in_words(said: bytes, cuts: l
 def test_two_agents_meet_however_the_network_cuts_what_they_say(cuts: list[int]) -> None:
     client = Handshake([OTHER, KEY], PROTOCOL, "member", b"c" * NONCE_BYTES, is_client=True)
     at_server = server()
-    said = client.begin()
-    answer = b"".join(at_server.feed(said[index : index + 1]) for index in range(len(said)))
+    greeting = client.begin()
+    answer = b"".join(at_server.feed(greeting[index : index + 1]) for index in range(len(greeting)))
     begin, proof = 0, b""
     for cut in [*sorted(cut % (len(answer) + 1) for cut in cuts), len(answer)]:
         proof += client.feed(answer[begin:cut])
@@ -131,18 +131,18 @@ def test_of_what_an_agent_says_a_beginning_comes_in_whatever_is_done_on_the_way(
     at_server = server()
     at_server.feed(client.feed(at_server.feed(client.begin())))
     assert client.tags is not None and at_server.tags is not None
-    said: list[Any] = [r.Fetch("a", str(number), r.What.STATUS) for number in range(COUNT)]
+    words: list[Any] = [r.Fetch("a", str(number), r.What.STATUS) for number in range(COUNT)]
     sent = client.tags.sent
-    frames = [each[:4] + sent.tag(each[4:]) + each[4:] for each in map(encode, said)]
+    frames = [each[:4] + sent.tag(each[4:]) + each[4:] for each in map(encode, words)]
     decoder = Decoder(UPWARD)
     decoder.tagger = at_server.tags.received
-    heard = []
+    received = []
     try:
         for message in decoder.feed(done_to(frames, deeds)):
-            heard.append(message)  # noqa: PERF402  messages before the error count
+            received.append(message)  # noqa: PERF402  messages before the error count
     except (ProofError, WireError):
         pass  # the connection ends
-    assert heard == said[: len(heard)]
+    assert received == words[: len(received)]
 
 
 @settings(max_examples=examples(500), deadline=None)

@@ -56,7 +56,7 @@ class InPlaceWorld(RuleBasedStateMachine):
         self.stop_requests = 0
         self.is_finished = False
 
-    def tell(self, event: ev.Event) -> None:
+    def handle(self, event: ev.Event) -> None:
         for action in self.group.handle(event, self.now):
             self.carry_out(action)
 
@@ -74,7 +74,7 @@ class InPlaceWorld(RuleBasedStateMachine):
                 self.generation, self.is_starting = generation, True
             case ev.CancelSpawn():
                 self.is_starting = False
-                self.tell(ev.SpawnCancelled(self.generation))
+                self.handle(ev.SpawnCancelled(self.generation))
             case ev.Begin(generation, local_ranks, assigned):
                 assert (generation, assigned.round) == (self.generation, self.round) and not self.is_over
                 for rank in local_ranks:
@@ -102,20 +102,20 @@ class InPlaceWorld(RuleBasedStateMachine):
                 assert all(each.is_done for each in self.processes.values()), "released before all are done"
                 for process in self.processes.values():
                     process.may_end = True
-            case ev.TellOptedIn(round_):
+            case ev.ReportOptedIn(round_):
                 fences = {each.round for each in self.processes.values()}
                 assert round_ == self.round and fences == {self.round}, "a worker is not in the round"
-            case ev.TellPrepared(are_ready):
+            case ev.ReportPrepared(are_ready):
                 at_safe_point = [each for each in self.processes.values() if each.is_at_safe_point]
                 is_worn_out = self.group.in_place.is_worn_out
                 assert len(at_safe_point) == WORKERS * (are_ready or is_worn_out), (
                     "reported as ready, but not at the safe point"
                 )
                 assert self.is_ready and self.is_over, "this node is in the round"
-            case ev.TellFailed(round_):
+            case ev.ReportFailed(round_):
                 assert round_ == self.round and round_ not in self.charged, "one charge per round"
                 self.charged.append(round_)
-            case ev.TellSucceeded():
+            case ev.ReportSucceeded():
                 assert not self.processes
             case ev.Stop(_, local_ranks, signum):
                 starting = {each.local_rank for each in self.to_start}  # SIGKILL is for every rank that has leftovers
@@ -123,7 +123,7 @@ class InPlaceWorld(RuleBasedStateMachine):
                     assert rank in self.processes, "a signal for no worker"
                     if signum == signal.SIGKILL:
                         self.die(rank, None)
-            case ev.TellLeft() | ev.Finish():
+            case ev.ReportLeft() | ev.Finish():
                 self.is_finished |= isinstance(action, ev.Finish)
             case _:
                 raise AssertionError(action)
@@ -141,7 +141,7 @@ class InPlaceWorld(RuleBasedStateMachine):
     @initialize(opt_in=st.sampled_from([True, True, True, False]))
     def start(self, opt_in: bool) -> None:
         self.pending = []
-        self.tell(ev.Start())
+        self.handle(ev.Start())
         self.a_round_is_complete(size=1)
         self.workers_are_started()
         if opt_in:
@@ -151,13 +151,13 @@ class InPlaceWorld(RuleBasedStateMachine):
     @rule(clears=st.booleans())
     def an_end_is_seen(self, clears: bool) -> None:
         rank, failure = self.pending.pop(0)
-        self.tell(ev.Exited(self.generation, rank, failure))
+        self.handle(ev.Exited(self.generation, rank, failure))
         if clears:
             self.clear(rank)
 
     def clear(self, rank: int) -> None:
         del self.processes[rank]
-        self.tell(ev.Cleared(self.generation, rank))
+        self.handle(ev.Cleared(self.generation, rank))
 
     @precondition(lambda self: any(not each.is_alive for each in self.processes.values()))
     @rule(data=st.data())
@@ -173,7 +173,7 @@ class InPlaceWorld(RuleBasedStateMachine):
         self.is_starting = False
         self.processes = {rank: Process(0) for rank in range(WORKERS)}
         self.kept = {}
-        self.tell(ev.Spawned(self.generation, {rank: rank + 1 for rank in range(WORKERS)}))
+        self.handle(ev.Spawned(self.generation, {rank: rank + 1 for rank in range(WORKERS)}))
         for rank in (0, 1):
             self.a_worker_comes_to_the_safe_point(rank)
 
@@ -182,7 +182,7 @@ class InPlaceWorld(RuleBasedStateMachine):
     def a_replacement_is_started(self) -> None:
         replace = self.to_start.pop(0)
         self.processes[replace.local_rank] = Process(replace.process)
-        self.tell(ev.Replaced(self.generation, replace.local_rank, 9))
+        self.handle(ev.Replaced(self.generation, replace.local_rank, 9))
 
     @precondition(lambda self: not self.is_starting and bool(self.processes))
     @rule(rank=st.integers(0, WORKERS - 1))
@@ -193,7 +193,7 @@ class InPlaceWorld(RuleBasedStateMachine):
         if process.round < 0 or process.is_leaving:
             process.left, process.round = process.round, -1
             process.is_at_safe_point, process.is_leaving = True, False
-            self.tell(ev.Ready(self.generation, rank, process.number, process.left))
+            self.handle(ev.Ready(self.generation, rank, process.number, process.left))
 
     @precondition(lambda self: not self.is_starting and bool(self.processes))
     @rule()
@@ -206,19 +206,19 @@ class InPlaceWorld(RuleBasedStateMachine):
 
     @precondition(lambda self: any(each.round >= 0 for each in self.processes.values()))
     @rule(rank=st.integers(0, WORKERS - 1), what=st.sampled_from(["shares"] * 4 + ["is done"] * 3 + ["lost"]))
-    def a_worker_says(self, rank: int, what: str) -> None:
+    def a_worker_sends(self, rank: int, what: str) -> None:
         """It has the state, is done, or, rarely, reports that there is no state."""
         process = self.processes.get(rank)
         if process is None or not process.is_alive or process.round < 0 or process.is_done:
             return
         known = self.generation, rank, process.number, process.round
         if what == "shares":
-            self.tell(ev.Shared(*known, 5, 0))
+            self.handle(ev.Shared(*known, 5, 0))
         elif what == "is done" and not process.is_leaving:
             process.is_done = True
-            self.tell(ev.Done(*known))
+            self.handle(ev.Done(*known))
         elif what == "lost":
-            self.tell(ev.StateLost(*known))
+            self.handle(ev.StateLost(*known))
 
     @precondition(lambda self: self.group.phase is Phase.STOPPING)
     @rule()
@@ -260,18 +260,18 @@ class InPlaceWorld(RuleBasedStateMachine):
         self.round += 1
         self.is_ready, self.is_over = False, False
         ranks = assign_ranks([("default", WORKERS)] * size)[-1]
-        self.tell(Assigned(self.round, 0, ranks, "host0", 29500))
+        self.handle(Assigned(self.round, 0, ranks, "host0", 29500))
 
     @precondition(lambda self: self.is_ready and not self.is_finished)
     @rule()
     def a_running_round_can_be_left_in_place(self) -> None:
-        self.tell(StartAhead())
+        self.handle(StartAhead())
 
     @precondition(lambda self: not self.is_over and not self.is_finished and self.group.phase in INTERRUPTIBLE)
     @rule(in_place=st.sampled_from([True, True, True, False]))
     def the_round_is_over(self, in_place: bool) -> None:
         self.is_over = True
-        self.tell(Interrupted(self.round, decided.restart(), in_place=in_place))
+        self.handle(Interrupted(self.round, decided.restart(), in_place=in_place))
 
     @precondition(lambda self: self.group.deadline is not None)
     @rule(seldom=st.integers(0, 9))
@@ -280,14 +280,14 @@ class InPlaceWorld(RuleBasedStateMachine):
             return
         assert self.group.deadline is not None
         self.now = max(self.now, self.group.deadline)
-        self.tell(DeadlinePassed())
+        self.handle(DeadlinePassed())
 
     @precondition(lambda self: not self.stop_requests)
     @rule(seldom=st.integers(0, 19))
     def a_stop_is_requested(self, seldom: int) -> None:
         if seldom == 0:
             self.stop_requests += 1
-            self.tell(ev.StopRequested())
+            self.handle(ev.StopRequested())
 
     @invariant()
     def survivors_are_those_that_live(self) -> None:
@@ -297,7 +297,7 @@ class InPlaceWorld(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """After a stop the run ends, even if no worker exits by itself."""
-        self.tell(ev.StopRequested())
+        self.handle(ev.StopRequested())
         for _ in range(DEADLINES_TO_THE_END):
             if self.group.is_done:
                 break

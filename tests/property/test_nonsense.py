@@ -123,10 +123,10 @@ def strange(draw: st.DrawFn, words: list[Any]) -> Any:
         max_size=25,
     ),
 )
-def test_a_member_bears_what_a_leader_says(make: Any, said: list[Any]) -> None:
+def test_a_member_bears_what_a_leader_says(make: Any, steps: list[Any]) -> None:
     story = make()
     core = story.core
-    for what in said:
+    for what in steps:
         if core.phase is Phase.OVER:
             break
         if what == "deadline":
@@ -137,15 +137,15 @@ def test_a_member_bears_what_a_leader_says(make: Any, said: list[Any]) -> None:
         elif isinstance(what, ev.Submitted):
             submit(story, what)
         elif what is not None and core.phase in {Phase.CONNECTING, Phase.FOLLOWING}:
-            told(story.hear(what))
+            check(story.receive(what))
         assert core.state.restart_count <= TERMS.max_restarts
         assert core.term <= TERM + m.TERMS_AHEAD_MAX
         known = None if core.log is None else log.status_of(core.log)
         status = core.state.status_at(story.now).replace(log=known)
-        told([ev.Send(m.Hello(PROTOCOL, TERMS, "t0k3n", "me", status))])
+        check([ev.Send(m.Hello(PROTOCOL, TERMS, "t0k3n", "me", status))])
 
 
-def told(actions: list[Any]) -> None:
+def check(actions: list[Any]) -> None:
     """Checks that another agent accepts the resulting messages."""
     for action in actions:
         if isinstance(action, ev.Send):
@@ -158,7 +158,7 @@ def submit(story: Story, event: ev.Submitted) -> None:
     phase = story.core.state.phase
     if isinstance(event.message, m.Ready) and phase in {m.NodePhase.BUSY, m.NodePhase.FINISHED}:
         return
-    told(story.tell(event))
+    check(story.handle(event))
 
 
 @pytest.mark.parametrize("place", ["an attempt", "a greeting", "a leader"])
@@ -170,10 +170,10 @@ def test_a_hang_may_be_told_on_any_connection_before_anything_is_heard_on_it(pla
     if place != "a leader":
         story.lose_leader(Close.ABORTED)
     if place == "a greeting":
-        story.tell(ev.Connected(story.core.conn))
+        story.handle(ev.Connected(story.core.conn))
     assert story.core.phase is (Phase.FOLLOWING if place == "a leader" else Phase.CONNECTING)
     for message in (m.Hangs("me", 1, "x", 60.0, True), then):
-        told(story.tell(ev.Submitted(message)))
+        check(story.handle(ev.Submitted(message)))
     status = story.core.state.status_at(story.now)
     assert status.question is not None and status.question.is_last == isinstance(then, m.Hangs)
     assert (status.past.failure is None) == isinstance(then, m.Hangs)
@@ -184,13 +184,13 @@ def answer_for(story: Story) -> None:
     core = story.core
     if core.sight.is_asked:
         cell = stored("other", TERM + 1, renewals=int(story.now))
-        story.tell(ev.CellAnswered(cell) if core.conn % 2 else ev.CellFailed("no answer"))
+        story.handle(ev.CellAnswered(cell) if core.conn % 2 else ev.CellFailed("no answer"))
     elif core.phase is Phase.CONNECTING:
-        story.tell(ev.Connected(core.conn))
+        story.handle(ev.Connected(core.conn))
     elif core.phase is Phase.CAMPAIGNING:
-        story.tell(ev.LeadershipLost(Node("me", TERM + 1, committed=FIRST), f"me-{story.now}", "too few nodes voted"))
+        story.handle(ev.LeadershipLost(Node("me", TERM + 1, committed=FIRST), f"me-{story.now}", "too few nodes voted"))
     elif core.phase is Phase.FOLLOWING and core.state.phase is m.NodePhase.STOPPING:
-        story.tell(ev.Submitted(m.Ready(NODE)))
+        story.handle(ev.Submitted(m.Ready(NODE)))
 
 
 @settings(max_examples=examples(1500), deadline=None)
@@ -198,20 +198,20 @@ def answer_for(story: Story) -> None:
     st.sampled_from([lambda: Term((2, 3)), lambda: running("ab"), lambda: voting("abc")]),
     st.lists(st.tuples(st.sampled_from("abs"), strange(UP)), max_size=25),
 )
-def test_a_leader_bears_what_a_node_says(make: Any, said: list[Any]) -> None:
+def test_a_leader_bears_what_a_node_says(make: Any, steps: list[Any]) -> None:
     term = make()
     term.open("s")
-    for name, what in said:
+    for name, what in steps:
         conn = term.conns.get(name)
         if what is None or conn is None or not term.leader.connections.is_open(conn):
             term.open(name)
             continue
-        told = [each.message for each in term.tell(sev.Received(conn, what)) if isinstance(each, sev.Say)]
-        for message in (*told, *term.plans.values()):
+        answers = [each.message for each in term.handle(sev.Received(conn, what)) if isinstance(each, sev.SendTo)]
+        for message in (*answers, *term.plans.values()):
             if type(message).__name__ in DOWNWARD:  # otherwise it is a part of a plan
                 (again,) = Decoder(DOWNWARD).feed(encode(message))  # another agent accepts the result
                 assert again == message
         if term.leader.deadline is not None:
             term.now = max(term.now, term.leader.deadline)
-            term.tell(DeadlinePassed())
+            term.handle(DeadlinePassed())
         assert term.coordinator.forming.restart_count <= 3

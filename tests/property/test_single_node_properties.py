@@ -98,13 +98,15 @@ def test_one_node_hears_what_it_would_hear_of_the_coordinator_of_many(
         if many.is_closed and isinstance(message, m.Ready):
             job.nodes.goes(ME)  # it comes back on another connection, as it has read the verdict on this one
         if isinstance(message, r.Ask):
-            job.handle(job.nodes.says(ME), now)  # it has read all answers so far, so an id may be reused
-        told = [without_number(send.message) for send in job.handle(message, now)]
-        if leaves := [i for i, each in enumerate(told) if isinstance(each, r.Notice) and each.stage is r.Stage.LEAVE]:
-            assert one.handle(message, now) in (told, told[: leaves[0] + 1]), message
+            job.handle(job.nodes.updated(ME), now)  # it has read all answers so far, so an id may be reused
+        expected = [without_number(send.message) for send in job.handle(message, now)]
+        if leaves := [
+            i for i, each in enumerate(expected) if isinstance(each, r.Notice) and each.stage is r.Stage.LEAVE
+        ]:
+            assert one.handle(message, now) in (expected, expected[: leaves[0] + 1]), message
             return  # it has left, and gets no later messages
-        assert one.handle(message, now) == told, message
-        is_ready = any(isinstance(each, m.Interrupted) for each in told) or (
+        assert one.handle(message, now) == expected, message
+        is_ready = any(isinstance(each, m.Interrupted) for each in expected) or (
             many.is_closed and data.draw(st.booleans(), "it comes back")
         )
 

@@ -122,7 +122,7 @@ def metadata(request: pytest.FixtureRequest) -> Iterator[Metadata]:
 
 
 @pytest.fixture
-def said(metadata: Metadata) -> Iterator[list[str]]:
+def printed(metadata: Metadata) -> Iterator[list[str]]:
     """The program's lines as they arrive."""
     lines = list[str]()
     env = {
@@ -147,16 +147,16 @@ def asked_again(metadata: Metadata) -> None:
 
 @pytest.mark.parametrize("metadata", CLOUDS, indirect=True)
 def test_a_notice_is_said_once_also_by_a_service_in_trouble_and_when_it_is_withdrawn(
-    metadata: Metadata, said: list[str]
+    metadata: Metadata, printed: list[str]
 ) -> None:
     asked_again(metadata)
-    assert said == []
+    assert printed == []
     metadata.state = "notice"
-    wait_for("the notice", lambda: said)
+    wait_for("the notice", lambda: printed)
     for state in ("notice", "garbage", "notice"):
         metadata.state = state
         asked_again(metadata)
-    (line,) = said
+    (line,) = printed
     verb, seconds, reason = line.split()
     assert (verb, reason) == ("drain", "spot")
     if metadata.cloud == "google":  # it announces no time
@@ -164,20 +164,20 @@ def test_a_notice_is_said_once_also_by_a_service_in_trouble_and_when_it_is_withd
     else:  # part of the hour has passed, and no test takes half an hour
         assert LEFT.total_seconds() / 2 < int(seconds) <= LEFT.total_seconds()
     metadata.state = "nothing"
-    wait_for("that it is withdrawn", lambda: said[1:])
-    assert said[1] == "cancel\n"
+    wait_for("that it is withdrawn", lambda: printed[1:])
+    assert printed[1] == "cancel\n"
 
 
 @pytest.mark.all
 @pytest.mark.parametrize("metadata", ["aws"], indirect=True)  # one function queries all of them
-def test_a_service_that_does_not_answer_is_asked_again(metadata: Metadata, said: list[str]) -> None:
+def test_a_service_that_does_not_answer_is_asked_again(metadata: Metadata, printed: list[str]) -> None:
     metadata.state = "notice"
-    wait_for("the notice", lambda: said)
+    wait_for("the notice", lambda: printed)
     metadata.state, before = "slow", metadata.asked
     wait_for("it asks", lambda: metadata.asked > before)
     metadata.state = "notice"
     asked_again(metadata)
-    assert len(said) == 1, "a failed query cancels nothing"
+    assert len(printed) == 1, "a failed query cancels nothing"
 
 
 @pytest.mark.parametrize("args", [[], ["ibm"]])

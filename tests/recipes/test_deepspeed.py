@@ -43,8 +43,8 @@ def test_workers_that_deepspeed_starts_are_restarted(tmp_path: Path) -> None:
         cwd=tmp_path, env={**os.environ, **added}, capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    told = sorted(line for line in done.stdout.splitlines() if line.startswith("told"))
-    assert told == [
+    lines = sorted(line for line in done.stdout.splitlines() if line.startswith("told"))
+    assert lines == [
         f"told rank {rank} restart {restart} sum 1 --local_rank={rank} --x 1" for rank in (0, 1) for restart in (0, 1)
     ]
     assert "rank 1 failed on" in done.stderr and "restart 1 of 3" in done.stderr

@@ -162,11 +162,11 @@ print(json.dumps(["".join(each.get("text", "") for each in cell.get("outputs", (
     env["HOME"] = str(tmp_path)
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
+    outputs = json.loads(done.stdout.splitlines()[-1])
     # The kernel may show the workers' output below a later cell.
-    assert "rank 1 of 2, restart 1" in "".join(said) and "SUCCEEDED\n" in said[4], said
-    assert "FAILED RuntimeError: not the first time" in said[6], said
-    assert "HEALTHY" in said[8] and "STOPPED the agent was asked to stop (SIGTERM)" in said[9], said
+    assert "rank 1 of 2, restart 1" in "".join(outputs) and "SUCCEEDED\n" in outputs[4], outputs
+    assert "FAILED RuntimeError: not the first time" in outputs[6], outputs
+    assert "HEALTHY" in outputs[8] and "STOPPED the agent was asked to stop (SIGTERM)" in outputs[9], outputs
 
 
 @pytest.mark.all

@@ -145,16 +145,16 @@ def test_told_by_slurm_all_ranks_of_one_element_save_at_one_step_and_it_goes_bac
     """The last array element has the array's own number, but actions on it don't affect the others."""
     (cluster.folder / "steps.py").write_text(PREAMBLE + STEPS)
     array = cluster.submit("--array=0-1", ONE_WORKER, SCRIPT, "steps.py")
-    other, told = f"{array}_0", f"{array}_1"
-    for element in (other, told):
+    other, notified = f"{array}_0", f"{array}_1"
+    for element in (other, notified):
         cluster.wait_output(element, "trains", 2)
-    cluster.run("scancel", "--batch", "--signal=USR1", told)
-    cluster.wait_output(told, f"job {told} goes back into the queue")
-    said = [line.split()[-1] for line in cluster.story(told).splitlines() if "saves at" in line]
-    assert len(said) == 2 and len({*said}) == 1, cluster.story(told)
+    cluster.run("scancel", "--batch", "--signal=USR1", notified)
+    cluster.wait_output(notified, f"job {notified} goes back into the queue")
+    steps = [line.split()[-1] for line in cluster.story(notified).splitlines() if "saves at" in line]
+    assert len(steps) == 2 and len({*steps}) == 1, cluster.story(notified)
     assert "saves" not in cluster.story(other)
     finish(cluster)
-    for element in (other, told):
+    for element in (other, notified):
         assert cluster.wait_end(element) == ("COMPLETED", "0:0"), cluster.story(element)
 
 

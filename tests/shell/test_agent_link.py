@@ -46,7 +46,7 @@ async def test_a_wait_is_told_with_the_variable_that_the_endpoint_is_from() -> N
 @pytest.mark.parametrize("way", ["nodes vote", "the store alone"])
 async def test_a_node_says_where_its_agent_is_asked_for_its_vote(way: str) -> None:
     mine = link(config={"survivor": "endpoint"} if way == "the store alone" else {})
-    mine.tell(m.Ready(NODE))
+    mine.send(m.Ready(NODE))
     event = await mine._mailbox.next(None)
     assert isinstance(event, ev.Submitted) and isinstance(event.message, m.Ready)
     assert (event.message.node.vote_port > 0) == (way == "nodes vote")
@@ -120,8 +120,8 @@ async def test_agents_that_have_yet_to_hear_of_the_end_are_named_and_waited_for_
                 while not caplog.messages:  # noqa: ASYNC110
                     await anyio.sleep(0.001)
                 mine.cut_short()
-    told = "for the agents on host-b to receive the result (Ctrl-C skips the wait)"
-    assert [message[-len(told) :] for message in caplog.messages] == [told]
+    text = "for the agents on host-b to receive the result (Ctrl-C skips the wait)"
+    assert [message[-len(text) :] for message in caplog.messages] == [text]
 
 
 async def test_a_connection_that_closes_before_it_has_its_number_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,10 +136,10 @@ async def test_a_connection_that_closes_before_it_has_its_number_has_failed(monk
     monkeypatch.setattr(agent_link, "connect", connect_and_lose)
     await mine._connect(1, leader_at())
 
-    told = [await mine._mailbox.next(None) for _ in range(2)]
+    events = [await mine._mailbox.next(None) for _ in range(2)]
     lost = ev.ConnectionLost(0, "lost the leader: connection closed", Close.ORDERLY)
-    assert told[0] == lost, "not one of the member's connections"
-    assert told[1] == ev.ConnectFailed(1, False, "the leader closed the connection at once")
+    assert events[0] == lost, "not one of the member's connections"
+    assert events[1] == ev.ConnectFailed(1, False, "the leader closed the connection at once")
 
 
 @pytest.mark.parametrize("is_broken, how", [(False, Close.ORDERLY), (True, Close.ABORTED)])

@@ -53,19 +53,19 @@ async def opened(folder: Path, job: Job) -> AsyncIterator[Callable[[bytes], Any]
     control_socket.open()
     (name,) = control_sockets.names_in(folder)
 
-    def say(data: bytes) -> bytes:
-        conn, heard = control_sockets.connect(folder, name, DEADLINE_S), b""
+    def ask(data: bytes) -> bytes:
+        conn, answer = control_sockets.connect(folder, name, DEADLINE_S), b""
         assert conn is not None
         with conn:
             conn.sendall(data)
             while received := conn.recv(1 << 16):
-                heard += received
-        return heard
+                answer += received
+        return answer
 
     observers = Observers([])
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(control_socket.run, lambda conn: serve(conn, cast(Queries, job), observers))
-        yield lambda data: asyncio.to_thread(say, data)
+        yield lambda data: asyncio.to_thread(ask, data)
         tasks.cancel_scope.cancel()
     control_socket.close(None)
 
@@ -75,10 +75,10 @@ def test_a_request_that_fails_in_the_agent_ends_its_own_connection_with_one_line
     loop: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        async with opened(tmp_path / "doors", Job()) as say:
+        async with opened(tmp_path / "doors", Job()) as ask:
             for _ in range(3):
-                assert await say(b'{"verb": "why"}\n') == b"", "no answer with a code"
-            assert json.loads(await say(b'{"verb": "here"}\n'))["phase"] == "running"
+                assert await ask(b'{"verb": "why"}\n') == b"", "no answer with a code"
+            assert json.loads(await ask(b'{"verb": "here"}\n'))["phase"] == "running"
 
     run(loop, main())
     (line,) = caplog.messages
@@ -95,8 +95,8 @@ def test_an_answer_longer_than_any_buffer_arrives_whole(
     monkeypatch.setattr(Job, "status", lambda _: long)
 
     async def main() -> None:
-        async with opened(tmp_path / "doors", Job()) as say:
-            assert json.loads(await say(b'{"verb": "here"}\n'))["phase"] == long["phase"]
+        async with opened(tmp_path / "doors", Job()) as ask:
+            assert json.loads(await ask(b'{"verb": "here"}\n'))["phase"] == long["phase"]
 
     run(loop, main())
 
@@ -115,12 +115,12 @@ async def test_a_user_whose_name_no_server_says_is_a_number_and_holds_up_nobody(
     monkeypatch.setattr(pwd, "getpwuid", never)
     monkeypatch.setattr(user_names, "WITHIN_S", 0.05)
     job = Job()
-    async with opened(tmp_path / "doors", job) as say:
+    async with opened(tmp_path / "doors", job) as ask:
         for _ in range(3):
-            assert b'"ok"' in await say(b'{"verb": "restart", "reason": "new data"}\n')
-        assert b'"ok"' in await say(b'{"verb": "here"}\n')
+            assert b'"ok"' in await ask(b'{"verb": "restart", "reason": "new data"}\n')
+        assert b'"ok"' in await ask(b'{"verb": "here"}\n')
         assert job.reasons == [f"by {os.getuid()}: new data"] * 3 and asked == [os.getuid()], "one thread hangs"
         answers.set()
         monkeypatch.setattr(user_names, "WITHIN_S", DEADLINE_S)
         while job.reasons[-1] != "by somebody":  # the thread that hung may not have ended yet
-            assert b'"ok"' in await say(b'{"verb": "restart"}\n')
+            assert b'"ok"' in await ask(b'{"verb": "restart"}\n')

@@ -144,11 +144,11 @@ ELSEWHERE = [b"x", b"{}", b"\xff\xfe", b'["Alive",{}]', b'{"epoch": 1}', b'["Sto
 async def test_an_agent_that_finds_something_else_there_is_told_what_to_do(text: bytes) -> None:
     scene = Scene()
     scene.put(text)
-    told = (
+    expected = (
         r"a store in this process.* was not written by an aelastic agent of this version \(.*\): choose another run id"
     )
     for ask in (scene.a.read, lambda: scene.a.write(A)):
-        with pytest.raises(RendezvousStateError, match=told):
+        with pytest.raises(RendezvousStateError, match=expected):
             await ask()
     assert scene.text == text
 
@@ -162,8 +162,10 @@ OLDER = b'4\n{"epoch":7,"candidate":{"node_id":"n0","address":"n0","port":29400}
 async def test_an_agent_of_another_version_than_the_jobs_is_told_both(text: bytes | StoredCell, theirs: object) -> None:
     scene = Scene()
     scene.put(text)
-    told = f"the job speaks protocol {theirs} and this agent speaks {PROTOCOL}: install the same version of aelastic"
-    with pytest.raises(InputError, match=told):
+    expected = (
+        f"the job speaks protocol {theirs} and this agent speaks {PROTOCOL}: install the same version of aelastic"
+    )
+    with pytest.raises(InputError, match=expected):
         await scene.a.read()
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit.stories.failures import told
+from kit.stories.failures import played
 from kit.stories.files import SHELL_FOLDER, changes
-from kit.stories.recorded import HOOKS, TRACEBACK, Told, outcome, record_text, returns, written
+from kit.stories.recorded import HOOKS, TRACEBACK, Recorded, outcome, record_text, returns, written
 
 from aelastic import errors
 from aelastic.errors import (
@@ -47,9 +47,9 @@ def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def failure_at(
-    path: Path, *, exitcode: int = 1, timestamp: int = 1000, local_rank: int = 0, said: str = "", **more: Any
+    path: Path, *, exitcode: int = 1, timestamp: int = 1000, local_rank: int = 0, message: str = "", **more: Any
 ) -> ProcessFailure:
-    path.write_text(record_text(message=said or "ValueError: batch is empty", timestamp=str(timestamp)))
+    path.write_text(record_text(message=message or "ValueError: batch is empty", timestamp=str(timestamp)))
     return ProcessFailure(local_rank, 100 + local_rank, exitcode, str(path), **more)
 
 
@@ -166,7 +166,7 @@ def test_no_shape_of_error_file_raises(tmp_path_factory: pytest.TempPathFactory,
 
 class TestReport:
     def test_its_stories_go_as_they_are_told(self) -> None:
-        assert changes(SHELL_FOLDER / "failures.txt", told) == "", "if the change is intended: `make stories`"
+        assert changes(SHELL_FOLDER / "failures.txt", played) == "", "if the change is intended: `make stories`"
 
     def test_many_stopped_ranks_are_ranges(self) -> None:
         victims = [*range(1, 1000), 1001]
@@ -347,7 +347,7 @@ class TestHooksOfAHandler:
     @pytest.mark.parametrize("case", HOOKS)
     def test_a_handler_learns_the_functions_name_and_whether_it_returned(self, case: str) -> None:
         fn, calls = HOOKS[case]
-        handler = Told()
+        handler = Recorded()
         assert outcome(record(fn, handler)) == {"raises": "x", "exits with 0": None}.get(case, 7)
         assert handler.calls == calls
 

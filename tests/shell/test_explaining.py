@@ -130,8 +130,8 @@ def test_what_another_version_has_left_is_passed_over(tmp_path: Path) -> None:
     ]  # fmt: skip
     for left in others:
         control_sockets.close(folder, "n", left)
-        said = verb(tmp_path, "why")
-        assert (said.code, said.err) == (3, "aelastic: no job of yours runs on this machine"), said
+        output = verb(tmp_path, "why")
+        assert (output.code, output.err) == (3, "aelastic: no job of yours runs on this machine"), output
     (folder / "n.ended").write_bytes(b'{"run":')
     assert verb(tmp_path, "why").code == 3
 

@@ -245,7 +245,7 @@ async def test_a_limit_in_steps_of_which_none_is_told_is_warned_of_once(caplog: 
     steps: list[float | None] = [None]
     rules = HangRules(hang_timeout_steps=5.0, hang_signals=("output",))
     look = FakeLook({0: Sample(output=1)})
-    sampler = ActivitySampler(rules, no_matches, lambda _: None, look, step_s=lambda: steps[0], steps_are_told=True)
+    sampler = ActivitySampler(rules, no_matches, lambda _: None, look, step_s=lambda: steps[0], steps_are_reported=True)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sampler.run)
         sampler.started(1, [start_of(0)], {0: 11})
@@ -254,7 +254,7 @@ async def test_a_limit_in_steps_of_which_none_is_told_is_warned_of_once(caplog: 
         await anyio.sleep(60)
         assert not caplog.records, "the step was reported"
         tasks.cancel_scope.cancel()
-    sampler = ActivitySampler(rules, no_matches, lambda _: None, look, steps_are_told=True)
+    sampler = ActivitySampler(rules, no_matches, lambda _: None, look, steps_are_reported=True)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sampler.run)
         sampler.started(1, [start_of(0)], {0: 11})

@@ -85,7 +85,7 @@ class Scene:
     """An agent's link, and a port that sends it a test's bytes once, and then awaits its greeting."""
 
     def __init__(self) -> None:
-        self.cell, self.said, self.count = FixedCell(), b"", 0
+        self.cell, self.data, self.count = FixedCell(), b"", 0
         self.has_greeted = asyncio.Event()
 
     async def open(self) -> None:
@@ -100,7 +100,7 @@ class Scene:
         decoder = Decoder(UPWARD)
         try:
             if self.count == 1:
-                writer.write(self.said)
+                writer.write(self.data)
                 writer.write_eof()
                 while await reader.read(1 << 16):
                     pass
@@ -117,18 +117,18 @@ class Scene:
                 await writer.wait_closed()  # before the loop closes
 
     async def bear(self, data: bytes) -> None:
-        self.said, self.count = data, 0
+        self.data, self.count = data, 0
         self.has_greeted.clear()
         settings = RendezvousSettings("c10d", "127.0.0.1:1", 1, 3, config={"lease": str(LEASE_S)})
-        link, told = AgentLink(self.cell, settings, "job", "me", RestartPolicy(3)), list[Any]()
+        link, delivered = AgentLink(self.cell, settings, "job", "me", RestartPolicy(3)), list[Any]()
         is_over = asyncio.Event()
 
         def deliver(message: Any) -> None:
-            told.append(message)
+            delivered.append(message)
             if isinstance(message, m.Ended):
                 is_over.set()
 
-        link.tell(m.Ready(NODE))
+        link.send(m.Ready(NODE))
         running = asyncio.create_task(link.run(deliver))
         waits = [asyncio.create_task(event.wait()) for event in (self.has_greeted, is_over)]
         try:
@@ -166,13 +166,13 @@ def test_an_agent_bears_what_a_leader_says(caplog: pytest.LogCaptureFixture) -> 
 
         @hostile
         @given(frames(DOWN, [WELCOME]) | GARBAGE | st.just(b""))
-        def say(data: bytes) -> None:
+        def send(data: bytes) -> None:
             caplog.clear()
             runner.run(scene.bear(data))
             assert not [message for message in caplog.messages if message.startswith("aborted")]
 
         try:
-            say()
+            send()
         finally:
             runner.run(scene.close())
 

@@ -66,9 +66,11 @@ def test_what_reads_event_logs_bears_any(tmp_path: Path) -> None:
         options = list(reader)
         options.insert(2 if reader[0] == "policy" else 1, str(folder))
         with contextlib.suppress(InputError):  # the command line's one-line error
-            said = verb(tmp_path, *options)
-            assert said.code in {0, 2}, said
-            assert said.code == 0 or (said.err.startswith("aelastic: error: ") and said.err.count("\n") == 0), said
+            output = verb(tmp_path, *options)
+            assert output.code in {0, 2}, output
+            assert output.code == 0 or (output.err.startswith("aelastic: error: ") and output.err.count("\n") == 0), (
+                output
+            )
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as err:
             code = timeline([str(folder)])
         assert code == 0 or (code == 2 and err.getvalue().count("\n") == 1), err.getvalue()
@@ -106,9 +108,9 @@ def test_what_agents_have_left_bears_anything_in_its_place(tmp_path: Path) -> No
 
     @hostile
     @given(mutated(left) | GARBAGE, st.sampled_from(["why", "status", "ps", "stop"]), st.booleans())
-    def read(said: Any, what: str, is_json: bool) -> None:
-        path.write_bytes(said if isinstance(said, bytes) else json.dumps(said).encode())
-        told = verb(tmp_path, what, *["--json"] * is_json)
-        assert told.code in {0, 3} and "Traceback" not in told.out + told.err, told
+    def read(content: Any, what: str, is_json: bool) -> None:
+        path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+        output = verb(tmp_path, what, *["--json"] * is_json)
+        assert output.code in {0, 3} and "Traceback" not in output.out + output.err, output
 
     read()

@@ -62,13 +62,13 @@ async def test_an_answer_of_the_store_that_is_there_is_in_time(
 ) -> None:
     process = StoreProcess({}, "served nothing")
     await process.start()
-    asked = process.say("get", key="a")
+    asked = process.send("get", key="a")
     with controls[0] as theirs:
         for number in (asked - 1, asked):
             theirs.send(LAST + json.dumps({"number": number, "value": "b"}).encode())
         assert await process.answer_to(asked, 0.0) == "b"
         with pytest.raises(Unanswered):
-            await process.answer_to(process.say("get", key="b"), 0.0)
+            await process.answer_to(process.send("get", key="b"), 0.0)
         await process.aclose()
     assert "survived SIGKILL" not in caplog.text
 
@@ -84,7 +84,7 @@ async def test_a_store_that_is_forked_after_all_serves_beside_no_other(controls:
 
     process = StoreProcess({}, "served nothing", fork=fork)
     await process.start()
-    process.say("serve")
+    process.send("serve")
     with late[0], controls[0]:
         assert late[0].recv(100) == b"", "it learns that it is not needed, and exits"
         assert json.loads(controls[0].recv(100).removeprefix(LAST))["do"] == "serve"
@@ -115,12 +115,12 @@ def ends() -> Iterator[tuple[Parked, socket.socket]]:
     ours.setblocking(False)
     with ours, theirs:
         theirs.setblocking(False)
-        say(theirs, parked=PID)
+        send(theirs, parked=PID)
         yield Parked(ours, forked_by=PID + 1), theirs
     waited_for.discard(PID)
 
 
-def say(gate: socket.socket, **words: Any) -> None:
+def send(gate: socket.socket, **words: Any) -> None:
     gate.send(json.dumps(words).encode())
 
 
@@ -148,7 +148,7 @@ async def test_what_a_process_said_before_the_agent_looked_is_heard(
         nonlocal looks
         looks += 1
         if state != "S" or looks == parked.SLEEPS_MAX:  # while the agent waited for a CPU
-            say(theirs, ready=True)
+            send(theirs, ready=True)
         return in_state(state)
 
     monkeypatch.setattr(proc_table, "process", look)
@@ -179,7 +179,7 @@ async def test_the_word_to_run_is_given_last_and_only_to_one_that_takes_it(
     ends: tuple[Parked, socket.socket],
 ) -> None:
     process, theirs = ends
-    say(theirs, ready=True)
+    send(theirs, ready=True)
     await process.prepare(COMMAND, {"A": "b"})
     assert request_at(theirs)["env"] == {"A": "b"}
     with pytest.raises(BlockingIOError):
@@ -242,9 +242,9 @@ async def test_a_fork_server_that_cannot_be_started_is_said_and_nothing_is_measu
         raise OSError("no more processes")
 
     monkeypatch.setattr(server_process, "start_helper", refuse)
-    told: list[object] = []
+    measured: list[object] = []
     begin: Any = None
-    server = ForkServer(COMMAND, ("json",), "PET_PRELOAD", {}, frozenset(), told.append, None)
+    server = ForkServer(COMMAND, ("json",), "PET_PRELOAD", {}, frozenset(), measured.append, None)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.run)
         assert await server.fork([], begin) == {}
@@ -253,4 +253,4 @@ async def test_a_fork_server_that_cannot_be_started_is_said_and_nothing_is_measu
     await server.aclose()
     (message,) = [message for message in caplog.messages if "cannot be started: no more processes" in message]
     assert message.startswith("PET_PRELOAD: ")
-    assert not told
+    assert not measured

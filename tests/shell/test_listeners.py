@@ -20,8 +20,8 @@ def addresses(listeners: list[socket.socket]) -> set[str]:
 
 
 @contextmanager
-def listening(port: int, told: list[str]) -> Iterator[list[socket.socket]]:
-    listeners = listen_at(port, told)
+def listening(port: int, given: list[str]) -> Iterator[list[socket.socket]]:
+    listeners = listen_at(port, given)
     yield listeners
     for listener in listeners:
         listener.close()
@@ -42,9 +42,9 @@ def test_it_listens_where_others_are_told_to_come() -> None:
         assert found[0].getsockname()[0] == "127.0.0.5"
 
 
-@pytest.mark.parametrize("told", [[], ["192.0.2.77"], ["127.0.0.5", "192.0.2.77"]])
-def test_where_one_address_is_none_of_this_host_it_listens_at_all(told: list[str]) -> None:
-    with listening(0, told) as (listener,):
+@pytest.mark.parametrize("given", [[], ["192.0.2.77"], ["127.0.0.5", "192.0.2.77"]])
+def test_where_one_address_is_none_of_this_host_it_listens_at_all(given: list[str]) -> None:
+    with listening(0, given) as (listener,):
         assert addresses([listener]) <= EVERYWHERE
 
 
@@ -83,10 +83,10 @@ def test_a_copy_of_a_socket_that_another_process_has_keeps_no_address_from_a_hel
             assert can_connect("127.0.0.5", port.number)
 
 
-@pytest.mark.parametrize("told", [[], ["192.0.2.77", "127.0.0.1"], ["127.0.0.5", "192.0.2.77"]])
-def test_a_held_port_that_cannot_listen_where_it_is_told_listens_at_all(told: list[str]) -> None:
+@pytest.mark.parametrize("given", [[], ["192.0.2.77", "127.0.0.1"], ["127.0.0.5", "192.0.2.77"]])
+def test_a_held_port_that_cannot_listen_where_it_is_told_listens_at_all(given: list[str]) -> None:
     with closing(HeldPort()) as port:
-        assert not port.listen_at(told)
+        assert not port.listen_at(given)
         assert addresses(port.listeners) <= EVERYWHERE
         assert not port.listen_at(["127.0.0.5"]) and can_connect("127.0.0.5", port.number)
 

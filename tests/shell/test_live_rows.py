@@ -99,12 +99,12 @@ def test_rows_that_workers_hold_are_drawn_above_the_state_by_rank_and_cut_to_the
 ) -> None:
     monkeypatch.setattr(Terminal, "size", (20, 12))
     terminal = Terminal(ends[1])
-    told: list[str] = []
-    terminal.tell_of_change(lambda: told.append("told"))
+    calls: list[str] = []
+    terminal.call_on_change(lambda: calls.append("told"))
     terminal.hold((1, 2), ["[1] 10%"])
     terminal.hold((0, 2), ["[0] 20% and much more than fits"])
     terminal.hold((0, 2), ["[0] 20% and much more than fits"])
-    assert told == ["told"] and terminal.has_changed
+    assert calls == ["told"] and terminal.has_changed
     assert terminal.draw(lambda: [b"the line"])
     assert drawn(ends) == [b"[0] 20% and much mo", b"[1] 10%", b"the line"]
     for rank in range(8):
@@ -223,15 +223,15 @@ def test_a_line_of_the_agent_begins_at_column_0_and_so_does_what_a_worker_writes
 
 
 def test_the_streams_are_put_back_once_all_is_said(ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[Callable[[], None]] = []
+    callbacks: list[Callable[[], None]] = []
     monkeypatch.setattr("os.tcgetpgrp", lambda fd: 1)
     with open(ends[1], "w", closefd=False) as plain:
         monkeypatch.setattr("sys.stdout", plain)
         monkeypatch.setattr("sys.stderr", plain)
-        with status_line(said.append, "line"):
+        with status_line(callbacks.append, "line"):
             assert isinstance(sys.stderr, TerminalStream) and sys.stdout is sys.stderr
         assert sys.stderr is not plain  # pending output removes the line
-        for each in said:
+        for each in callbacks:
             each()
         assert sys.stdout is plain and sys.stderr is plain
 
@@ -249,26 +249,26 @@ class Paper:
         self.drawn: list[tuple[float, bytes]] = []
         self.state = b""
         self.looks = 0
-        self._told: Callable[[], None] | None = None
+        self._on_change: Callable[[], None] | None = None
 
-    def tell_of_change(self, told: Callable[[], None]) -> None:
-        self._told = told
+    def call_on_change(self, callback: Callable[[], None]) -> None:
+        self._on_change = callback
         self.looks += 1
 
     def write(self, *, is_in_the_way: bool = False) -> None:
         """Others write, which redraws the rows unless the others' unfinished line is in the way."""
         self.is_in_the_way, self.is_shown = is_in_the_way, self.is_shown and not is_in_the_way
         if not self.is_shown:
-            self._tell()
+            self._notify()
 
     def hold(self) -> None:
         self.has_changed = True
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
-        told, self._told = self._told, None
-        if told is not None:
-            told()
+    def _notify(self) -> None:
+        callback, self._on_change = self._on_change, None
+        if callback is not None:
+            callback()
 
     def draw(self, rows: Callable[[], list[bytes]] | None) -> bool:
         if self.takes:

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from aelastic.base.loop.factory import LOOPS, loop_factory
-from aelastic.base.loop.reports import DESCRIBED_MAX, TELL_INTERVAL_S, ExceptionsOnce, RareWarnings, described
+from aelastic.base.loop.reports import DESCRIBED_MAX, WARN_INTERVAL_S, ExceptionsOnce, RareWarnings, described
 from aelastic.base.loop.sockets import wait_readable
 
 
@@ -40,11 +40,11 @@ def test_how_many_were_not_shown_is_said_with_the_next(caplog: pytest.LogCapture
             logging.getLogger("asyncio").error(context["message"])
 
     loop, handler = Loop(), ExceptionsOnce()
-    for loop.now in (0.0, 1.0, 2.0, TELL_INTERVAL_S):
+    for loop.now in (0.0, 1.0, 2.0, WARN_INTERVAL_S):
         handler(loop, {"message": f"failed at {loop.now:g}"})  # type: ignore[arg-type]
     assert [record.getMessage() for record in caplog.records] == [
         "failed at 0",
-        f"failed at {TELL_INTERVAL_S:g}",
+        f"failed at {WARN_INTERVAL_S:g}",
         "2 more exceptions of this event loop were not logged since the last one",
     ]
 
@@ -61,7 +61,7 @@ def test_what_others_do_is_told_once_a_minute_with_its_number(caplog: pytest.Log
         "rejected x (and 5 more since the last such line)",
         "rejected x (and 5 more since the last such line)",
     ]
-    assert TELL_INTERVAL_S == 60
+    assert WARN_INTERVAL_S == 60
 
 
 def test_an_unexpected_exception_is_described_in_one_line_with_its_place() -> None:
@@ -69,8 +69,8 @@ def test_an_unexpected_exception_is_described_in_one_line_with_its_place() -> No
         list[int]().pop()
     group = ExceptionGroup("of a task group", [caught.value])
     assert re.fullmatch(r"IndexError: pop from empty list \(test_loops\.py:\d+\)", described(group))
-    told = described(ValueError("no\nnumber" + "!" * 1000))
-    assert told.startswith("ValueError: no number!!!") and len(told) < DESCRIBED_MAX + 30
+    text = described(ValueError("no\nnumber" + "!" * 1000))
+    assert text.startswith("ValueError: no number!!!") and len(text) < DESCRIBED_MAX + 30
 
 
 @pytest.mark.parametrize("turns", range(4))

@@ -48,12 +48,12 @@ class Node:
             ),
         )
         self.pages = NoticePages(folder)
-        self.said: list[Any] = []
+        self.sent: list[Any] = []
         self.posted: list[ev.Event] = []
-        self.told: list[Any] = []
-        resources = SimpleNamespace(pages=self.pages, link=SimpleNamespace(tell=self.said.append))
+        self.events: list[Any] = []
+        resources = SimpleNamespace(pages=self.pages, link=SimpleNamespace(send=self.sent.append))
         context = SimpleNamespace(settings=SimpleNamespace(node_id="n1"), resources=resources, group=group)
-        context.post, context.tell = self.posted.append, self.told.append
+        context.post, context.emit = self.posted.append, self.events.append
         self.notices = Notices(cast(Any, context))
 
     def begin(self) -> memoryview:
@@ -92,16 +92,16 @@ def of_a_node(test: Callable[[Node], Awaitable[None]]) -> Callable[..., None]:
 async def test_ranks_are_held_and_counted_then_they_save_and_the_node_says_so(node: Node) -> None:
     words = node.begin()
     node.notices.on_received(notice(5, r.Stage.FREEZE))
-    await node.until(lambda: node.said)
-    assert node.said == [r.Frozen("n1", 5, 7, 1, 0)] and node.pages.phase == FROZEN
+    await node.until(lambda: node.sent)
+    assert node.sent == [r.Frozen("n1", 5, 7, 1, 0)] and node.pages.phase == FROZEN
     node.notices.on_received(notice(5, r.Stage.SAVE, 8))
     await node.until(lambda: node.pages.phase == SAVE)
     words[SAVED_AT] = 8
-    await node.until(lambda: node.said[1:])
-    assert node.said[1] == r.Saved("n1", 5) and not node.posted
+    await node.until(lambda: node.sent[1:])
+    assert node.sent[1] == r.Saved("n1", 5) and not node.posted
     node.notices.on_received(notice(6, r.Stage.FREEZE))
-    await node.until(lambda: node.said[2:])
-    assert node.said[2] == r.Frozen("n1", 6, 7, 1, 8), "with the call at which its ranks may be parked"
+    await node.until(lambda: node.sent[2:])
+    assert node.sent[2] == r.Frozen("n1", 6, 7, 1, 8), "with the call at which its ranks may be parked"
     node.notices.on_received(notice(7, r.Stage.NONE))
     await node.until(lambda: node.pages.phase == NONE)
 
@@ -115,7 +115,7 @@ async def test_a_round_whose_workers_end_for_a_notice_that_is_called_off_begins_
         await node.until(lambda: node.pages.phase == SAVE)
         node.notices.on_received(notice(number, r.Stage.NONE))
         await node.until(lambda: node.pages.phase == NONE)
-    (asked,) = node.said
+    (asked,) = node.sent
     assert isinstance(asked, r.Ask) and asked.verb is r.Verb.RESTART and not asked.at_save
 
 
@@ -132,20 +132,20 @@ async def test_a_notice_that_comes_before_the_workers_of_its_round_is_for_them(n
     node.group.phase, node.group.exits.alive = Phase.SPAWNING, set()
     words = node.begin()
     await anyio.sleep(2)
-    assert not node.said, "none of them has saved: they are being started"
+    assert not node.sent, "none of them has saved: they are being started"
     node.group.phase, node.group.exits.alive = Phase.RUNNING, {0}
     await node.until(lambda: (node.pages.phase, node.pages.save_at) == (SAVE, 1))
-    assert not node.said
+    assert not node.sent
     words[SAVED_AT] = 1
-    await node.until(lambda: node.said)
-    assert node.said == [r.Saved("n1", 5)]
+    await node.until(lambda: node.sent)
+    assert node.sent == [r.Saved("n1", 5)]
 
 
 @of_a_node
 async def test_what_is_older_or_of_a_round_that_is_over_is_void_but_to_leave_is_not(node: Node) -> None:
     node.begin()
     node.notices.on_received(notice(5, r.Stage.FREEZE))
-    await node.until(lambda: node.said)
+    await node.until(lambda: node.sent)
     node.notices.on_received(notice(4, r.Stage.NONE))
     await anyio.sleep(2)
     assert node.pages.phase == FROZEN
@@ -167,14 +167,14 @@ async def test_workers_that_have_not_ended_in_time_are_killed(node: Node) -> Non
     node.notices.on_received(notice(6, r.Stage.SAVE, 8, kill_s=1.0))
     await node.until(lambda: node.posted)
     assert node.posted == [ev.GraceOver(2, "the deadline of the notice has passed", is_final=True)]
-    assert r.Saved("n1", 6) not in node.said
+    assert r.Saved("n1", 6) not in node.sent
 
 
 @of_a_node
 async def test_what_this_node_asks_has_an_id_of_its_own(node: Node) -> None:
     node.notices.ask(DrainRequest(60.0, "spot"))
     node.notices.ask(DrainRequest(None))
-    drain, cancel = node.said
+    drain, cancel = node.sent
     assert drain.ask_id != cancel.ask_id
     assert drain == r.Ask("n1", drain.ask_id, r.Verb.DRAIN, "", 60.0, "spot")
     assert cancel == r.Ask("n1", cancel.ask_id, r.Verb.CANCEL, "", 0.0, "")
@@ -196,17 +196,17 @@ def test_a_page_that_cannot_be_read_says_nothing(tmp_path: Path, monkeypatch: py
 async def test_a_worker_without_a_page_has_not_saved_before_it_ends(node: Node) -> None:
     node.pages.begin(2, [])
     node.notices.on_received(notice(5, r.Stage.FREEZE))
-    await node.until(lambda: node.said)
-    assert node.said == [r.Frozen("n1", 5, 0, 0, 0)]
+    await node.until(lambda: node.sent)
+    assert node.sent == [r.Frozen("n1", 5, 0, 0, 0)]
     node.notices.on_received(notice(5, r.Stage.SAVE, 1))
     await anyio.sleep(2)
-    assert not node.said[1:]
+    assert not node.sent[1:]
     node.group.exits.alive = set()
     await anyio.sleep(2)
-    assert not node.said[1:], "it first reports that all have finished"
+    assert not node.sent[1:], "it first reports that all have finished"
     node.group.phase = Phase.BARRIER
-    await node.until(lambda: node.said[1:])
-    assert node.said[1] == r.Saved("n1", 5)
+    await node.until(lambda: node.sent[1:])
+    assert node.sent[1] == r.Saved("n1", 5)
 
 
 # The notice file.
@@ -216,19 +216,19 @@ async def test_a_worker_without_a_page_has_not_saved_before_it_ends(node: Node) 
 async def test_a_file_that_says_nothing_or_nonsense_is_a_notice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard: list[DrainRequest] = []
+    notices: list[DrainRequest] = []
     path = tmp_path / "notice"
     spec = WorkerSpec(entrypoint="true", notice_file=path)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(NoticeSources(spec, {}, heard.append).run)
+        tasks.start_soon(NoticeSources(spec, {}, notices.append).run)
         for text, count in (("", 1), (None, 2), ("\0gar\u00e4ge", 3), ("12 soon", 4)):
             path.unlink(missing_ok=True) if text is None else path.write_text(text)
-            while len(heard) < count:  # noqa: ASYNC110  polls a file
+            while len(notices) < count:  # noqa: ASYNC110  polls a file
                 await anyio.sleep(0.01)
         tasks.cancel_scope.cancel()
     by = "by the notice file"
-    assert heard == [
+    assert notices == [
         DrainRequest(DEADLINE_S, by),
         DrainRequest(None),
         DrainRequest(DEADLINE_S, by),
@@ -239,15 +239,15 @@ async def test_a_file_that_says_nothing_or_nonsense_is_a_notice(
 
 @on_virtual_time
 async def test_a_file_that_is_being_written_is_one_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[DrainRequest] = []
+    notices: list[DrainRequest] = []
     looks = [None, "", "drain 60 spot", "", "cancel"]
     monkeypatch.setattr(notice_sources, "_read", lambda path: looks.pop(0) if len(looks) > 1 else looks[0])
     monkeypatch.setattr(notice_sources, "FILE_INTERVAL_S", 0.01)
 
     spec = WorkerSpec(entrypoint="true", notice_file=Path("notice"))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(NoticeSources(spec, {}, heard.append).run)
-        while DrainRequest(None) not in heard:  # noqa: ASYNC110  as above
+        tasks.start_soon(NoticeSources(spec, {}, notices.append).run)
+        while DrainRequest(None) not in notices:  # noqa: ASYNC110  as above
             await anyio.sleep(0.01)
         tasks.cancel_scope.cancel()
-    assert heard == [DrainRequest(60.0, "spot, by the notice file"), DrainRequest(None)]
+    assert notices == [DrainRequest(60.0, "spot, by the notice file"), DrainRequest(None)]

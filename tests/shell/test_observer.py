@@ -32,34 +32,34 @@ class Witness(Observer):
     """Records its events, when it ran and when it was closed."""
 
     def __init__(self) -> None:
-        self.told: list[ev.RunEvent] = []
+        self.events: list[ev.RunEvent] = []
         self.ran_until: float | None = None
-        self.told_when_run_ended = 0
+        self.count_when_run_ended = 0
         self.closed_at: list[float] = []
 
     def tell(self, event: ev.RunEvent, now: float) -> None:
         assert not self.closed_at
-        self.told.append(event)
+        self.events.append(event)
 
     async def run(self) -> None:
         try:
             await anyio.sleep_forever()
         finally:
             self.ran_until = anyio.current_time()
-            self.told_when_run_ended = len(self.told)
+            self.count_when_run_ended = len(self.events)
 
     async def aclose(self) -> None:
         self.closed_at.append(anyio.current_time())
 
     def of(self, *kinds: type[ev.RunEvent]) -> list[ev.RunEvent]:
-        return [event for event in self.told if isinstance(event, kinds)]
+        return [event for event in self.events if isinstance(event, kinds)]
 
     @property
     def ending(self) -> ev.RunEnded:
-        assert isinstance(self.told[0], ev.RunBegan)
+        assert isinstance(self.events[0], ev.RunBegan)
         assert len(self.of(ev.RunBegan, ev.RunEnded)) == 2
-        assert isinstance(self.told[-1], ev.RunEnded)
-        return self.told[-1]
+        assert isinstance(self.events[-1], ev.RunEnded)
+        return self.events[-1]
 
 
 class Fragile(Witness):
@@ -101,14 +101,14 @@ async def test_observers_of_a_run_that_cannot_begin_are_told_nothing_and_closed(
     (tmp_path / "file").touch()
     with pytest.raises(InputError):
         await run(FakeBackend([SUCCEEDS]), witness, log_dir=tmp_path / "file" / "logs")
-    assert witness.told == [] and witness.closed_at == [0]
+    assert witness.events == [] and witness.closed_at == [0]
 
 
 @on_virtual_time
 async def test_the_end_is_told_after_everything_else_has_ended() -> None:
     witness = Witness()
     await run(FakeBackend([SUCCEEDS]), witness, workers=1)
-    assert witness.told_when_run_ended == len(witness.told) - 1
+    assert witness.count_when_run_ended == len(witness.events) - 1
     assert (witness.ran_until, witness.closed_at) == (10, [10])
 
 
@@ -139,7 +139,7 @@ async def test_an_event_log_that_cannot_be_made_leaves_nothing_open(
 # Failing observers.
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Log messages about observers; the log lines come from an observer as well."""
     records = [record for record in caplog.records if record.name == "aelastic.observe.observer"]
     return [record.getMessage() for record in records if record.funcName != "tell"]
@@ -152,10 +152,12 @@ async def test_an_observer_that_raises_gets_no_more_events_and_harms_nothing(
 ) -> None:
     fragile, witness = Fragile(where), Witness()
     await run(FakeBackend([FAILS], [SUCCEEDS]), fragile, witness, workers=1)
-    assert said(caplog) == [f"observer Fragile raised and was disabled: ValueError: no {where}"]
+    assert messages(caplog) == [f"observer Fragile raised and was disabled: ValueError: no {where}"]
     assert witness.ending.state is WorkerState.SUCCEEDED
     assert (len(fragile.closed_at), len(witness.closed_at)) == (1, 1)
-    assert len(fragile.told) == len(witness.told) if where == "aclose" else len(fragile.told) < len(witness.told)
+    assert (
+        len(fragile.events) == len(witness.events) if where == "aclose" else len(fragile.events) < len(witness.events)
+    )
 
 
 @on_virtual_time
@@ -167,25 +169,25 @@ async def test_an_observer_that_does_not_finish_is_left(caplog: pytest.LogCaptur
     witness = Witness()
     await run(FakeBackend([SUCCEEDS]), Slow(), witness, workers=1)
     assert anyio.current_time() == 10 + CLOSE_TIMEOUT_S
-    assert said(caplog) == ["Slow did not finish within 5 s"]
+    assert messages(caplog) == ["Slow did not finish within 5 s"]
     assert witness.closed_at == [10]
 
 
 @on_virtual_time
 async def test_observers_that_use_the_same_instant_are_told_one_after_the_other() -> None:
-    heard: list[tuple[str, ev.RunEvent]] = []
+    events: list[tuple[str, ev.RunEvent]] = []
 
     class Named(Observer):
         def __init__(self, name: str) -> None:
             self.name = name
 
         def tell(self, event: ev.RunEvent, now: float) -> None:
-            heard.append((self.name, event))
+            events.append((self.name, event))
 
     await run(FakeBackend([SUCCEEDS]), Named("a"), Named("b"), workers=1)
-    names: Sequence[str] = [name for name, _ in heard]
-    assert names == ["a", "b"] * (len(heard) // 2)
-    assert [event for _, event in heard[::2]] == [event for _, event in heard[1::2]]
+    names: Sequence[str] = [name for name, _ in events]
+    assert names == ["a", "b"] * (len(events) // 2)
+    assert [event for _, event in events[::2]] == [event for _, event in events[1::2]]
 
 
 # The state of the run.
@@ -213,5 +215,5 @@ async def test_a_bug_in_the_state_of_the_run_harms_nothing(
     witness = Witness()
 
     assert (await run(FakeBackend([SUCCEEDS]), witness, workers=1)).state is WorkerState.SUCCEEDED
-    assert said(caplog) == ["observer RunState raised and was disabled: ZeroDivisionError: division by zero"]
-    assert isinstance(witness.told[-1], ev.RunEnded)
+    assert messages(caplog) == ["observer RunState raised and was disabled: ZeroDivisionError: division by zero"]
+    assert isinstance(witness.events[-1], ev.RunEnded)

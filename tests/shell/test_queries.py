@@ -41,7 +41,7 @@ class Line:
         self.is_cut_after = -1  # number of messages of an answer
         self.other_is_back_at = math.inf  # another node of the round, n2
         self.logs = SimpleNamespace(file_of=lambda rank, is_stderr: folder / f"{rank}-{is_stderr}")
-        link = SimpleNamespace(tell=self.tell, coordinates=True)
+        link = SimpleNamespace(send=self.send, coordinates=True)
         progress = SimpleNamespace(look_now=anyio.lowlevel.checkpoint)
         resources = SimpleNamespace(link=link, logs=self.logs, progress=progress, process_states=ProcessStates())
         settings = SimpleNamespace(node_id="n1", is_local=True, spec=SimpleNamespace(rdzv=None))
@@ -51,19 +51,19 @@ class Line:
     async def collect_stacks(self, why: str) -> StacksTaken:
         return StacksTaken(1, why, {}, "")
 
-    def tell(self, message: Any) -> None:
-        (said,) = Decoder(UPWARD).feed(encode(message))
-        match said:
+    def send(self, message: Any) -> None:
+        (decoded,) = Decoder(UPWARD).feed(encode(message))
+        match decoded:
             case r.Fetch():
                 is_back = anyio.current_time() >= self.other_is_back_at
-                self.queries.on_received(r.Answer(said.ask_id, True, "", ("n1", "n2") if is_back else ("n1",)))
-                self._tasks.start_soon(self.queries.show, said)
+                self.queries.on_received(r.Answer(decoded.ask_id, True, "", ("n1", "n2") if is_back else ("n1",)))
+                self._tasks.start_soon(self.queries.show, decoded)
                 if is_back:
-                    self.queries.on_received(r.Fetched("n2", "n1", said.ask_id, "", "{}", is_last=False))
-                    self.queries.on_received(r.Fetched("n2", "n1", said.ask_id, "", ""))
+                    self.queries.on_received(r.Fetched("n2", "n1", decoded.ask_id, "", "{}", is_last=False))
+                    self.queries.on_received(r.Fetched("n2", "n1", decoded.ask_id, "", ""))
             case r.Fetched() if self.is_cut_after:
                 self.is_cut_after -= 1
-                self.queries.on_received(said)
+                self.queries.on_received(decoded)
             case _:
                 pass  # lost
 

@@ -79,7 +79,7 @@ async def test_without_one_that_came_up_the_first_answer_counts(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    "names, config, said",
+    "names, config, expected",
     [
         ("n0:1,n1:1,n0:1", {}, "rendezvous endpoint n0:1 is in the list twice: list each host once"),
         ("n0:1,,n1:1", {}, "rendezvous endpoint '': use HOST:PORT"),
@@ -88,9 +88,9 @@ async def test_without_one_that_came_up_the_first_answer_counts(monkeypatch: pyt
         ("localhost:0", {"is_host": "no"}, "is_host=false: give the store"),
     ],
 )
-def test_what_cannot_be_is_refused(names: str, config: dict[str, str], said: str) -> None:
+def test_what_cannot_be_is_refused(names: str, config: dict[str, str], expected: str) -> None:
     store, nodes = QuorumStore if "," in names else C10dStore, len(names.split(","))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=expected):
         store(RendezvousSettings("c10d", names, nodes, nodes, config=config), "job", {})
 
 
@@ -102,8 +102,8 @@ def test_an_even_number_works_and_is_said(caplog: pytest.LogCaptureFixture) -> N
 def test_an_agent_that_finds_what_one_with_a_single_endpoint_has_written_is_told_both() -> None:
     store = QuorumStore(SETTINGS, "job", {})
     own, other = SETTINGS.endpoint, "127.0.0.2:1"
-    told = f"this agent has the rendezvous endpoints {own}, another agent of this run has {other}: use the same list on every node"
-    with pytest.raises(InputError, match=f"^{told}$"):
+    expected = f"this agent has the rendezvous endpoints {own}, another agent of this run has {other}: use the same list on every node"
+    with pytest.raises(InputError, match=f"^{expected}$"):
         store._cell_of(to_text(A).encode(), other)
 
 
@@ -145,7 +145,7 @@ async def test_each_address_is_an_endpoint_in_one_family(resolve_to: Resolver, a
 
 
 @pytest.mark.parametrize(
-    "addresses, kind, told",
+    "addresses, kind, expected",
     [
         ("10.0.0.2 10.0.0.1", RendezvousConnectionError, "2 of 3 IPv4 addresses (10.0.0.1, 10.0.0.2)"),
         ("fd00::1", RendezvousConnectionError, "1 of 3 IPv6 addresses (fd00::1)"),
@@ -159,19 +159,19 @@ async def test_each_address_is_an_endpoint_in_one_family(resolve_to: Resolver, a
     ],
 )
 async def test_too_few_addresses_are_waited_for_and_too_many_refused(
-    resolve_to: Resolver, addresses: str, kind: type[AelasticError], told: str
+    resolve_to: Resolver, addresses: str, kind: type[AelasticError], expected: str
 ) -> None:
     resolve_to(addresses)
     with pytest.raises(kind) as caught:
         await endpoints_of(NAMED)
-    assert str(caught.value) == f"the rendezvous endpoint pods:29400 has {told}"
+    assert str(caught.value) == f"the rendezvous endpoint pods:29400 has {expected}"
 
 
 async def test_the_doctor_says_so_too(resolve_to: Resolver) -> None:
     resolve_to("10.0.0.2")
     (finding,) = [each async for each in check_endpoints(NAMED, "job", {})]
-    told = "endpoint pods:29400: the rendezvous endpoint pods:29400 has 1 of 3 IPv4 addresses (10.0.0.2)"
-    assert str(finding).split(None, 1) == ["error", told]
+    expected = "endpoint pods:29400: the rendezvous endpoint pods:29400 has 1 of 3 IPv4 addresses (10.0.0.2)"
+    assert str(finding).split(None, 1) == ["error", expected]
 
 
 async def test_a_store_is_at_the_addresses_once_all_are_known(resolve_to: Resolver) -> None:

@@ -130,9 +130,9 @@ def test_what_is_wrong_with_a_command_is_said_in_a_line(
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(InputError) as said:
+    with pytest.raises(InputError) as caught:
         rehearse((*options, "--progress", r"step (\d+)", "train.py"), {})
-    assert WRONG[options] in str(said.value) and "\n" not in str(said.value)
+    assert WRONG[options] in str(caught.value) and "\n" not in str(caught.value)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -364,7 +364,7 @@ def test_of_a_script_that_does_not_recover_in_place_one_line_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rehearsed(Plain, tmp_path, monkeypatch) == 0
-    said = [line for line in capsys.readouterr().out.splitlines() if "in place" in line]
-    assert said == [
+    lines = [line for line in capsys.readouterr().out.splitlines() if "in place" in line]
+    assert lines == [
         "   recovery in place is not rehearsed: the script does not use @in_place, or --recovery restart turns it off"
     ]

@@ -178,8 +178,8 @@ def test_a_changed_file_is_read_again_and_a_broken_one_is_not_believed(
     assert len(seen()) == 2
     write(path, TWO)
     assert seen() == [id_of(TWO)]
-    told = [line.getMessage() for line in caplog.records]
-    assert len(told) == 2 and all("the previous one is still used" in line for line in told)
+    messages = [line.getMessage() for line in caplog.records]
+    assert len(messages) == 2 and all("the previous one is still used" in line for line in messages)
 
 
 async def test_it_is_looked_at_while_a_job_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

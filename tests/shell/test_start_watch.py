@@ -61,22 +61,22 @@ async def test_in_place_only_replacements_start(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(start, "run_sync", look)
     workers = [SimpleNamespace(global_rank=rank) for rank in range(2)]
     group: Any = SimpleNamespace(assigned=SimpleNamespace(master_port=1), workers=workers)
-    told: list[Any] = []
-    watch = StartWatch(group, told.append, is_local=True)
+    emitted: list[Any] = []
+    watch = StartWatch(group, emitted.append, is_local=True)
     observers = Observers([watch])
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch.run)
         observers.tell(RoundFormed(1, 1, 0, 0, 1, 0, 2, 2), anyio.current_time())
         observers.tell(WorkersStarted(1, {0: 100, 1: 101}), anyio.current_time())
         await anyio.sleep(1.0)
-        assert {(each.local_rank, each.phase) for each in told} == {
+        assert {(each.local_rank, each.phase) for each in emitted} == {
             (rank, phase) for rank in range(2) for phase in ("output", "process_group")
         }
         looked_at.clear()
-        told.clear()
+        emitted.clear()
         observers.tell(RoundFormed(2, 1, 1, 0, 1, 0, 2, 2, in_place=True), anyio.current_time())
         observers.tell(WorkersStarted(1, {0: 100, 1: 102}), anyio.current_time())
         await anyio.sleep(1.0)
         tasks.cancel_scope.cancel()
     assert looked_at == [{1}]
-    assert [(each.local_rank, each.phase) for each in told] == [(1, "process_group")], "its file is not new"
+    assert [(each.local_rank, each.phase) for each in emitted] == [(1, "process_group")], "its file is not new"

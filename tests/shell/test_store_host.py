@@ -30,7 +30,7 @@ class Child:
     def __init__(self, *fates: OSError | Death | float) -> None:
         self.fates = list(fates)  # an error or a death; otherwise how many seconds it lives after it has begun to serve
         self.started_at: list[float] = []
-        self.said: list[str] = []
+        self.sent: list[str] = []
         self.is_running = False
         self.fork: Fork | None = None
 
@@ -42,11 +42,11 @@ class Child:
             raise fate
         self.is_running = True
 
-    def say(self, do: str, *_: int, **__: Any) -> int:
-        self.said.append(do)
-        return len(self.said)
+    def send(self, do: str, *_: int, **__: Any) -> int:
+        self.sent.append(do)
+        return len(self.sent)
 
-    async def hear(self) -> None:
+    async def receive(self) -> None:
         fate = self.fates.pop(0)
         assert not isinstance(fate, OSError)
         await anyio.sleep(0 if isinstance(fate, Death) else fate)
@@ -82,7 +82,7 @@ async def test_a_store_that_the_host_refuses_is_started_again_after_a_while(capl
     child = Child(REFUSED, REFUSED, 1000.0)
     host = await served(child, 100.0)
     assert child.started_at == pytest.approx([0.1, 0.1 + 0.2, 0.3 + 0.4])
-    assert child.said[-1] == "serve"
+    assert child.sent[-1] == "serve"
     why = "this process cannot open more files: raise the limit (ulimit -n)"
     assert caplog.messages == [f"the workers' store cannot be started ({why}); starting another"] * 2
     await host.aclose()
@@ -113,18 +113,18 @@ async def test_a_store_that_dies_again_and_again_is_given_up_and_its_port_closed
 
 @on_virtual_time
 @pytest.mark.parametrize(
-    "code, starts, said",
+    "code, starts, text",
     [
         (1, 1, f"the workers' store cannot be served (exit code 1): check that {sys.executable} can import torch"),
         (-9, 2, "the process that serves the workers' store was killed (SIGKILL); starting another"),
     ],
 )
 async def test_a_store_that_cannot_start_is_given_up_and_one_that_was_killed_before_it_served_is_not(
-    caplog: pytest.LogCaptureFixture, code: int, starts: int, said: str
+    caplog: pytest.LogCaptureFixture, code: int, starts: int, text: str
 ) -> None:
     child = Child(Death(code, has_worked=False, is_hopeless=True), 1000.0)
     host = await served(child, 100.0)
-    assert (len(child.started_at), caplog.messages, bool(host._listeners)) == (starts, [said], starts > 1)
+    assert (len(child.started_at), caplog.messages, bool(host._listeners)) == (starts, [text], starts > 1)
     await host.aclose()
 
 
@@ -185,7 +185,7 @@ async def test_where_no_process_can_be_forked_or_one_fails_the_store_starts_the_
     await process.aclose()
     await process.start()
     with pytest.raises(Death) as death:
-        await process.hear()
+        await process.receive()
     assert not death.value.is_hopeless and not commands
     await process.start()
     assert commands[0][-1] == "quick"
@@ -230,27 +230,27 @@ async def test_commands_that_the_socket_does_not_take_are_sent_as_soon_as_it_doe
     assert process._control is not None
     process._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     with socket.create_server(("", 0)) as listener:
-        process.say("serve", listener.fileno(), keys={})
+        process.send("serve", listener.fileno(), keys={})
         while not process._unsent:
-            process.say("set", key="k" * 100, value="v")
-        process.say("drop")  # pending commands are void
-        process.say("serve", listener.fileno(), keys={"last": "one"})
+            process.send("set", key="k" * 100, value="v")
+        process.send("drop")  # pending commands are void
+        process.send("serve", listener.fileno(), keys={"last": "one"})
     assert [json.loads(b"".join(pieces)[1:])["do"] for pieces, _ in process._unsent] == ["drop", "serve"] or len(
         process._unsent
     ) == 1
     theirs.setblocking(False)
-    heard = []
+    received = []
     while True:
         try:
-            said, listeners, *_ = socket.recv_fds(theirs, 1 << 16, 1)
+            command, listeners, *_ = socket.recv_fds(theirs, 1 << 16, 1)
         except BlockingIOError:
             break
-        heard.append(json.loads(said.removeprefix(LAST)))
+        received.append(json.loads(command.removeprefix(LAST)))
         for each in listeners:
             os.close(each)
-        theirs.send(LAST + json.dumps({"number": heard[-1]["number"]}).encode())
-        await process.hear()
-    assert heard[-1] == {"do": "serve", "number": process._said, "keys": {"last": "one"}}
+        theirs.send(LAST + json.dumps({"number": received[-1]["number"]}).encode())
+        await process.receive()
+    assert received[-1] == {"do": "serve", "number": process._sent, "keys": {"last": "one"}}
     assert not process._unsent
     process._control.close()
     theirs.close()
@@ -262,28 +262,28 @@ async def test_a_command_and_an_answer_that_no_socket_takes_at_once_go_in_pieces
     """Also if others void it after the child has received a part."""
     process, theirs = await unread(monkeypatch)
     large = "v" * 2_000_000
-    process.say("set", key="k", value=large)
-    process.say("set", key="k", value="void")
-    process.say("drop")
+    process.send("set", key="k", value=large)
+    process.send("set", key="k", value="void")
+    process.send("drop")
 
     def serve() -> list[dict[str, Any]]:
         theirs.setblocking(True)
-        heard = []
+        received = []
         for _ in range(2):
-            heard.append(json.loads(next_command(theirs)[0]))
-            for piece in pieces_of(json.dumps({"number": heard[-1]["number"], "value": large}).encode()):
+            received.append(json.loads(next_command(theirs)[0]))
+            for piece in pieces_of(json.dumps({"number": received[-1]["number"], "value": large}).encode()):
                 theirs.send(piece)
-        return heard
+        return received
 
     async with anyio.create_task_group() as tasks:
-        heard: list[dict[str, Any]] = []
+        received: list[dict[str, Any]] = []
 
         async def served_there() -> None:
-            heard.extend(await anyio.to_thread.run_sync(serve))
+            received.extend(await anyio.to_thread.run_sync(serve))
 
         tasks.start_soon(served_there)
-        answers = [await process.hear() for _ in range(2)]
-    assert [each["do"] for each in heard] == ["set", "drop"] and heard[0]["value"] == large
+        answers = [await process.receive() for _ in range(2)]
+    assert [each["do"] for each in received] == ["set", "drop"] and received[0]["value"] == large
     assert [each.value for each in answers] == [large, large]
     assert process._control is not None
     process._control.close()

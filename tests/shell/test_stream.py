@@ -32,7 +32,7 @@ def numbered(number: int) -> r.Fetched:
     return r.Fetched("a", "b", f"b-{number}", "0", "text", is_last=True)
 
 
-class Heard:
+class Received:
     """A listener that records its messages."""
 
     def __init__(self) -> None:
@@ -84,13 +84,13 @@ def secrets(tmp_path: Path) -> tuple[Proofs, Proofs]:
 
 
 @asynccontextmanager
-async def serving(heard: Heard, proofs: Proofs, streams: list[Stream]) -> Any:
+async def serving(received: Received, proofs: Proofs, streams: list[Stream]) -> Any:
     """A port that accepts streams."""
     port = HeldPort()
     port.listen_at(["127.0.0.1"])
 
     def new() -> Stream:
-        streams.append(Stream(heard, UPWARD, proof=proofs.make(MEMBER, is_client=False)))
+        streams.append(Stream(received, UPWARD, proof=proofs.make(MEMBER, is_client=False)))
         return streams[-1]
 
     async with anyio.create_task_group() as tasks:
@@ -101,7 +101,7 @@ async def serving(heard: Heard, proofs: Proofs, streams: list[Stream]) -> Any:
 
 
 async def test_messages_of_both_ends_come_in_once_both_are_proved(secrets: tuple[Proofs, Proofs]) -> None:
-    server, client, streams = Heard(), Heard(), list[Stream]()
+    server, client, streams = Received(), Received(), list[Stream]()
     async with serving(server, secrets[0], streams) as port:
         stream = await connect(
             ["127.0.0.1"],
@@ -123,7 +123,7 @@ async def test_messages_of_both_ends_come_in_once_both_are_proved(secrets: tuple
 
 
 async def test_who_hangs_up_resets_nothing_though_the_other_end_still_speaks() -> None:
-    server, client, streams = Heard(), Heard(), list[Stream]()
+    server, client, streams = Received(), Received(), list[Stream]()
     nobody = Proofs(None)
     async with serving(server, nobody, streams) as port:
         stream = await connect(["127.0.0.1"], port, lambda: Stream(client, DOWNWARD), DEADLINE_S)
@@ -140,7 +140,7 @@ async def test_who_hangs_up_resets_nothing_though_the_other_end_still_speaks() -
         assert not client.messages, "it ignores messages"
 
 
-async def connect_and_break(port: int, server: Heard, client: Heard, streams: list[Stream]) -> Stream:
+async def connect_and_break(port: int, server: Received, client: Received, streams: list[Stream]) -> Stream:
     """A client's stream, which the server has aborted."""
     stream = await connect(["127.0.0.1"], port, lambda: Stream(client, DOWNWARD), DEADLINE_S)
     stream.send(encode(m.Alive()))
@@ -161,9 +161,9 @@ async def test_an_attempt_to_connect_that_is_lost_delays_no_other(monkeypatch: p
     monkeypatch.setattr(stream_module, "_attempt", lose_two)
     monkeypatch.setattr(stream_module, "FIRST_ATTEMPT_S", 0.01)
     monkeypatch.setattr(stream_module, "ATTEMPT_INTERVALS_S", (0.01, math.inf))
-    server, streams = Heard(), list[Stream]()
+    server, streams = Received(), list[Stream]()
     async with serving(server, Proofs(None), streams) as port:
-        stream = await connect(["127.0.0.1"], port, lambda: Stream(Heard(), DOWNWARD), DEADLINE_S)
+        stream = await connect(["127.0.0.1"], port, lambda: Stream(Received(), DOWNWARD), DEADLINE_S)
         stream.send(encode(m.Alive()))
         await server.wait(1)
         assert server.messages == [m.Alive()] and len(attempts) > 2
@@ -171,7 +171,7 @@ async def test_an_attempt_to_connect_that_is_lost_delays_no_other(monkeypatch: p
 
 
 async def test_who_hangs_up_on_a_connection_that_the_other_end_has_broken_raises_nothing() -> None:
-    server, client, streams = Heard(), Heard(), list[Stream]()
+    server, client, streams = Received(), Received(), list[Stream]()
     async with serving(server, Proofs(None), streams) as port:
         stream = await connect_and_break(port, server, client, streams)
         await server.wait(2)
@@ -181,13 +181,13 @@ async def test_who_hangs_up_on_a_connection_that_the_other_end_has_broken_raises
 
 
 async def test_a_message_whose_handling_raises_resets_its_own_connection() -> None:
-    class Bad(Heard):
+    class Bad(Received):
         def on_message(self, stream: Stream, message: Any) -> None:
             if message == numbered(13):
                 raise LookupError("nobody\nexpected this")
             super().on_message(stream, message)
 
-    server, clients, streams = Bad(), [Heard(), Heard()], list[Stream]()
+    server, clients, streams = Bad(), [Received(), Received()], list[Stream]()
     async with serving(server, Proofs(None), streams) as port:
         bad = await connect(["127.0.0.1"], port, lambda: Stream(clients[0], DOWNWARD), DEADLINE_S)
         good = await connect(["127.0.0.1"], port, lambda: Stream(clients[1], DOWNWARD), DEADLINE_S)
@@ -206,7 +206,7 @@ async def test_a_message_whose_handling_raises_resets_its_own_connection() -> No
 
 
 async def test_an_aborted_connection_is_a_reset_at_both_ends() -> None:
-    server, client, streams = Heard(), Heard(), list[Stream]()
+    server, client, streams = Received(), Received(), list[Stream]()
     async with serving(server, Proofs(None), streams) as port:
         await connect_and_break(port, server, client, streams)
         await client.wait(1)
@@ -215,7 +215,7 @@ async def test_an_aborted_connection_is_a_reset_at_both_ends() -> None:
 
 
 async def test_what_has_another_secret_is_closed_and_both_ends_know_why(secrets: tuple[Proofs, Proofs]) -> None:
-    server, client, streams = Heard(), Heard(), list[Stream]()
+    server, client, streams = Received(), Received(), list[Stream]()
     async with serving(server, secrets[0], streams) as port:
         stream = await connect(
             ["127.0.0.1"],
@@ -235,7 +235,7 @@ async def test_what_says_nothing_is_closed_after_a_while(
     secrets: tuple[Proofs, Proofs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_module, "PROOF_TIMEOUT_S", 0.2)
-    server, streams = Heard(), list[Stream]()
+    server, streams = Received(), list[Stream]()
     async with serving(server, secrets[0], streams) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await asyncio.wait_for(reader.read(), DEADLINE_S) == b""
@@ -247,7 +247,7 @@ async def test_what_says_nothing_is_closed_after_a_while(
 async def test_a_frame_that_was_changed_is_a_broken_connection_and_not_a_word_of_its_node(
     secrets: tuple[Proofs, Proofs],
 ) -> None:
-    server, client, streams = Heard(), Heard(), list[Stream]()
+    server, client, streams = Received(), Received(), list[Stream]()
     async with serving(server, secrets[0], streams) as port:
         stream = await connect(
             ["127.0.0.1"],
@@ -279,5 +279,5 @@ def test_one_line_says_that_nothing_is_proved_and_only_beyond_loopback(
 @pytest.mark.parametrize("address", ["a..b", ".", "n" * 64, "x" * 300, "\ud800", "a\0b", ""])
 async def test_an_address_that_no_host_can_have_is_one_that_does_not_answer(address: str) -> None:
     with pytest.raises(NoConnectionError) as caught:
-        await connect([address], 1, lambda: Stream(Heard(), DOWNWARD), DEADLINE_S)
+        await connect([address], 1, lambda: Stream(Received(), DOWNWARD), DEADLINE_S)
     assert not caught.value.is_refused

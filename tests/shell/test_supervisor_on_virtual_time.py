@@ -30,7 +30,7 @@ from kit.backends import (
     WatchingStandIn,
 )
 from kit.stories.files import SHELL_FOLDER, changes
-from kit.stories.supervisor import told
+from kit.stories.supervisor import played
 from kit.virtual_clock import Deadlock, on_virtual_time
 
 from aelastic import InputError, RunResult, Supervisor, WorkerBackend, WorkerExit, WorkerSpec, WorkerStart, WorkerState
@@ -39,7 +39,7 @@ from aelastic.errors import HostError
 
 
 def test_its_stories_go_as_they_are_told() -> None:
-    assert changes(SHELL_FOLDER / "supervisor.txt", told) == "", "if the change is intended: `make stories`"
+    assert changes(SHELL_FOLDER / "supervisor.txt", played) == "", "if the change is intended: `make stories`"
 
 
 @pytest.fixture(autouse=True)
@@ -176,7 +176,7 @@ async def test_watches_hear_which_workers_come_and_go_and_workers_get_their_vari
     monkeypatch.setattr("aelastic.agent.resources.Watches", make)
     backend = FakeBackend([FAILS, FOREVER], [Plan(after_s=2), SUCCEEDS])
     await supervise(backend, max_restarts=1).run()
-    assert made[0].heard == [
+    assert made[0].calls == [
         ("open",),
         ("started", 1, [0, 1], {0: 100, 1: 101}), ("ended", 1, 0), ("ended", 1, 1),
         ("started", 2, [0, 1], {0: 200, 1: 201}), ("ended", 2, 0), ("ended", 2, 1),

@@ -30,7 +30,7 @@ class Cell(InProcessCell):
 
 
 @pytest.mark.parametrize(
-    "local_addr, local, way, told",
+    "local_addr, local, way, expected",
     [
         ("node1", ["10.0.0.1", "fd00::1"], "10.9.0.1", ["node1", "10.0.0.1", "fd00::1"]),
         ("node1", [], "10.9.0.1", ["node1", "10.9.0.1"]),
@@ -41,13 +41,13 @@ class Cell(InProcessCell):
     ],
 )
 def test_beside_the_name_of_this_host_others_are_told_its_addresses(
-    local_addr: str | None, local: list[str], way: str, told: list[str], monkeypatch: pytest.MonkeyPatch
+    local_addr: str | None, local: list[str], way: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Cell, "own_address", way)
     cell = Cell("job", SharedWorld())
     settings = RendezvousSettings("etcd", "etcd:2379", 1, 3, local_addr=local_addr)
     own = own_addresses(settings, cell)
-    assert [*own, *addresses_beside(own, local, cell)] == told
+    assert [*own, *addresses_beside(own, local, cell)] == expected
 
 
 @pytest.mark.parametrize(
@@ -73,11 +73,11 @@ async def test_votes_are_asked_for_where_the_others_know_this_node(
     def refuse(*_: Any, **__: Any) -> None:
         pytest.fail("a name was looked up on the loop")
 
-    def told_elsewhere(addresses: Sequence[str]) -> list[str]:
+    def listen_addresses(addresses: Sequence[str]) -> list[str]:
         return list(addresses) if addresses == [OWN] else known(addresses)  # the same as another host's
 
-    known = endpoints.told_elsewhere
-    monkeypatch.setattr(listening, "told_elsewhere", told_elsewhere)
+    known = endpoints.listen_addresses
+    monkeypatch.setattr(listening, "listen_addresses", listen_addresses)
     monkeypatch.setattr(names, "look_up", look_up)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     port = HeldPort()

@@ -158,8 +158,8 @@ async def test_a_connection_is_not_read_while_too_many_of_its_messages_wait() ->
     kept, count = Kept(), 3 * UNHANDLED_MAX
     stream = Stream(kept, UPWARD)
     stream.connection_made(kept)  # type: ignore[arg-type]
-    said = [m.Status(HELLO.status.node, HELLO.status.past, number) for number in range(count)]
-    frames = b"".join(encode(message) for message in said)
+    sent = [m.Status(HELLO.status.node, HELLO.status.past, number) for number in range(count)]
+    frames = b"".join(encode(message) for message in sent)
     stream.data_received(frames[:-5])
     assert len(kept.messages) == UNHANDLED_MAX and not kept.is_reading
     stream.data_received(frames[-5:])  # it was on its way
@@ -167,7 +167,7 @@ async def test_a_connection_is_not_read_while_too_many_of_its_messages_wait() ->
     for handled in range(count):
         assert len(kept.messages) - handled <= UNHANDLED_MAX
         stream.handled()
-    assert kept.messages == said and kept.is_reading
+    assert kept.messages == sent and kept.is_reading
 
 
 # With a server, in this process.
@@ -314,15 +314,15 @@ def test_what_fails_where_the_loop_calls_ends_its_connection_and_no_other(
                         await writer.wait_closed()
                 while not caplog.messages:  # noqa: ASYNC110  it comes with the next event of the loop
                     await asyncio.sleep(0)
-            member = await connect(["127.0.0.1"], port, lambda: Stream(heard, DOWNWARD), DEADLINE_S)
+            member = await connect(["127.0.0.1"], port, lambda: Stream(kept, DOWNWARD), DEADLINE_S)
             member.send(encode(HELLO))
-            while not heard.messages:  # noqa: ASYNC110  as above
+            while not kept.messages:  # noqa: ASYNC110  as above
                 await asyncio.sleep(0)
             tasks.cancel_scope.cancel()
 
-    heard = Kept()
+    kept = Kept()
     run(loop, asyncio.wait_for(main(), DEADLINE_S))
-    assert isinstance(heard.messages[0], m.Plan)
+    assert isinstance(kept.messages[0], m.Plan)
     (line,) = caplog.messages
     assert line.startswith(
         f"aborted the connection with 127.0.0.1: LookupError: {broken} (test_unauthenticated_peers.py:"

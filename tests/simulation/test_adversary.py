@@ -10,7 +10,7 @@ from kit.effort import ATTACKS, EVERYWHERE_S
 from kit.simulated.adversary import ENDPOINTS, Fault, Path, attack, end, everywhere, of_two, size_of
 from kit.simulated.checks import BrokenPromiseError, ForgottenError
 from kit.simulated.simulation import Size
-from kit.stories.coordinator import told
+from kit.stories.coordinator import played
 from kit.stories.files import Story, read
 
 from aelastic.rdzv.leader.forming import Forming
@@ -217,7 +217,7 @@ def story_in(folder: FilePath, text: str) -> Story:
 def test_the_story_of_a_run_is_one_that_the_cores_tests_can_hold(tmp_path: FilePath, endpoint: str) -> None:
     faults = (1.5, Fault("fail", "node0")), (2.5, Fault("crash", "node1", seconds=2.0))
     story = story_in(tmp_path, Path(3, size_of(random.Random(endpoint), endpoint), faults).story)
-    assert told(story) == list(story.lines)
+    assert played(story) == list(story.lines)
     assert any(" -> closed, round" in line for line in story.lines)
 
 
@@ -236,9 +236,9 @@ def test_a_bug_is_found_shrunk_and_told_as_a_story(tmp_path: FilePath, monkeypat
     text, _, path = note.partition("\n\n")
     story = story_in(tmp_path, text)
     assert len(path.splitlines()) == 2, "one fault, and how to replay it"
-    assert told(story) == list(story.lines), "with the bug"
+    assert played(story) == list(story.lines), "with the bug"
     monkeypatch.undo()
-    assert told(story) != list(story.lines), "without the bug it diverges"
+    assert played(story) != list(story.lines), "without the bug it diverges"
 
 
 def test_a_promise_that_breaks_in_a_copy_is_found_and_told_with_its_path(monkeypatch: pytest.MonkeyPatch) -> None:

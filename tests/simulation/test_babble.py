@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kit.effort import BABBLE_SEEDS
 from kit.numbered import restored
-from kit.simulated.babble import SAID, Babble, babble
+from kit.simulated.babble import SENT, Babble, babble
 
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.member_events import Phase
@@ -20,7 +20,7 @@ PHASES = {*Phase}
 def test_whatever_is_submitted_the_agents_live(begin: int) -> None:
     worlds = _babble_all(range(begin, begin + SEEDS_IN_A_TEST))
     submitted = {each for world in worlds for each in world.submitted}
-    assert {name for _, name in submitted} >= SAID
+    assert {name for _, name in submitted} >= SENT
     assert {phase for phase, _ in submitted} >= PHASES
     assert {agent.ended for world in worlds for agent in world.agents} >= {"INIT", "crashed"}
 

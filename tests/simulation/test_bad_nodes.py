@@ -62,16 +62,16 @@ class Job:
 
     def join(self, names: list[str], unfit: str = "") -> None:
         for name in names:
-            self.tell(m.Ready(node(name).replace(unfit=unfit), LIVED))
+            self.handle(m.Ready(node(name).replace(unfit=unfit), LIVED))
 
-    def tell(self, message: m.NodeMessage | Event) -> None:
-        self.nodes.tell(self.core, message, self.now)
+    def handle(self, message: m.NodeMessage | Event) -> None:
+        self.nodes.submit(self.core, message, self.now)
 
     def step(self) -> None:
         """Lets all nodes act."""
         self.now += 1.0
         if self.core.is_due(self.now):
-            self.tell(DeadlinePassed())
+            self.handle(DeadlinePassed())
         self.join([*self.core.roster.stopping])
 
     def settle(self) -> None:
@@ -87,13 +87,13 @@ class Job:
         assert len(absent) <= max(1, self.rules.max_nodes // SEATS_PER_ABSENT)
         self.excluded |= {host.removeprefix("host-") for host in absent}
 
-    def fail(self, name: str, told: ProcessFailure) -> None:
-        self.tell(m.Failed(name, self.core.round, told, 0.0, LIVED))
+    def fail(self, name: str, cause: ProcessFailure) -> None:
+        self.handle(m.Failed(name, self.core.round, cause, 0.0, LIVED))
         self.now += 1.0
-        self.tell(DeadlinePassed())
+        self.handle(DeadlinePassed())
 
     def lose(self, name: str) -> None:
-        self.tell(Lost(name, "no heartbeat"))
+        self.handle(Lost(name, "no heartbeat"))
         self.step()
         self.was_needed |= len(self.names) - 2 < self.rules.min_nodes
         self.now += 60.0

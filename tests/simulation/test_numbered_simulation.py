@@ -27,7 +27,7 @@ class Observed:
         self.group, self.source, self.state = group, RunEventSource(group), RunState()
         self.kinds: list[str] = []
 
-    def tell(self, event: g.Event, now: float) -> None:
+    def handle(self, event: g.Event, now: float) -> None:
         for each in self.source.handle(event, now):
             self.kinds.append(type(each).__name__)
             self.state.tell(each, now)
@@ -42,26 +42,26 @@ class Observed:
 
 def decided_in(seed: int, endpoints: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Messages to the nodes of a simulation, events of their observers, and the end of each node."""
-    simulation, told = simulation_of(seed, endpoints), list[Any]()
-    heard, handle, groups = simulation.checks.heard, WorkerGroup.handle, dict[int, Observed]()
+    simulation, received = simulation_of(seed, endpoints), list[Any]()
+    receives, handle, groups = simulation.checks.receives, WorkerGroup.handle, dict[int, Observed]()
 
-    def on_heard(agent: Agent, message: m.LeaderMessage) -> None:
+    def on_received(agent: Agent, message: m.LeaderMessage) -> None:
         if isinstance(message, DECISIONS):
-            told.append((simulation.world.now, agent.node_id, message))
-        heard(agent, message)
+            received.append((simulation.world.now, agent.node_id, message))
+        receives(agent, message)
 
     def on_event(group: WorkerGroup, event: g.Event, now: float) -> list[g.Action]:
         observed = groups.setdefault(id(group), Observed(group))
         actions = handle(group, event, now)
-        observed.tell(event, now)
+        observed.handle(event, now)
         return actions
 
-    simulation.checks.heard = on_heard  # type: ignore[method-assign]
+    simulation.checks.receives = on_received  # type: ignore[method-assign]
     with monkeypatch.context() as patched:
         patched.setattr(WorkerGroup, "handle", on_event)
         simulation.run()
     ends = [(agent.node_id, agent.group.phase, agent.group.state, agent.group.verdict) for agent in simulation.agents]
-    return [told, ends, [each.seen for each in groups.values()]]
+    return [received, ends, [each.seen for each in groups.values()]]
 
 
 @pytest.mark.parametrize("endpoints", [1, 3])

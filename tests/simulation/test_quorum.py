@@ -33,8 +33,8 @@ def test_no_store_forgets_that_only_a_vote_older_than_the_chosen_one_can_spare()
 @pytest.mark.all
 def test_the_worlds_are_bad_enough() -> None:
     worlds = [simulate(seed) for seed in range(20)]
-    told = "\n".join(line for world in worlds for line in world.log)
-    assert all(word in told for word in ("freezes", "forgets", "cut", "restarts"))
+    log = "\n".join(line for world in worlds for line in world.log)
+    assert all(word in log for word in ("freezes", "forgets", "cut", "restarts"))
     assert sum(op.new is not None and op.answered < math.inf for world in worlds for op in world.history) > 200
     assert sum(op.answered == math.inf for world in worlds for op in world.history) > 5
     assert sum(world.is_lost for world in worlds) < 10

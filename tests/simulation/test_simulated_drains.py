@@ -232,7 +232,7 @@ def ask_of_all(fault: str, seed: int) -> None:
         if verb is Verb.RESTART:
             simulation.wait(partial(_is_done, simulation, asker, before))
             # A node that does not notice its broken connection is lost, and the others begin another round.
-            has_lost_none = len({len(round_.heard) for round_ in simulation.checks.rounds.values()}) == 1
+            has_lost_none = len({len(round_.received) for round_ in simulation.checks.rounds.values()}) == 1
             is_mild = fault in {"nothing", "endpoint down"} or (fault == "connection breaks" and has_lost_none)
             most = 1 if is_mild else 3
             assert len(simulation.world.trainings) - rounds <= most, "a repeated request is not carried out twice"

@@ -59,7 +59,7 @@ class _Claim(Simulation):
         agents = [agent for agent in self.living if agent.host in self.staying]
         rounds = {self.checks.round_of(agent) for agent in agents if agent.group.phase == "running"}
         (round_, *others) = rounds or {None}
-        sizes = {assigned.ranks.group_world_size for assigned in round_.heard.values()} if round_ else set()
+        sizes = {assigned.ranks.group_world_size for assigned in round_.received.values()} if round_ else set()
         return len(agents) == len(self.staying) and not others and sizes == {len(self.staying)}
 
     def has_lost_next_leader(self) -> bool:

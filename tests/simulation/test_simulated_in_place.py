@@ -47,7 +47,7 @@ def test_a_seed_tells_the_same_story_twice() -> None:
 
 def _opt_in_always(group: WorkerGroup) -> list[ev.Action]:
     assert group.assigned is not None
-    return [ev.TellOptedIn(group.assigned.round)] if group.in_place.have_all_opted_in else []
+    return [ev.ReportOptedIn(group.assigned.round)] if group.in_place.have_all_opted_in else []
 
 
 def _wait_for_ever(group: WorkerGroup, now: float) -> list[ev.Action]:

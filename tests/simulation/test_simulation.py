@@ -91,7 +91,7 @@ class Story(Simulation):
             return None
         (round_,) = rounds
         assert round_ is not None
-        is_whole = all(m.ranks.group_world_size == len(hosts) for m in round_.heard.values())
+        is_whole = all(m.ranks.group_world_size == len(hosts) for m in round_.received.values())
         is_running = all(agent.group.phase == "running" for agent in running)
         return round_ if is_whole and is_running else None
 
@@ -122,7 +122,7 @@ class Story(Simulation):
 
 
 def restart_count(round_: Round) -> int:
-    (count,) = {message.restart_count for message in round_.heard.values()}
+    (count,) = {message.restart_count for message in round_.received.values()}
     return count
 
 
@@ -132,7 +132,7 @@ def whose_coordinator_is_a_spare(**size: Any) -> Story:
     story.until_run_by("01")
     own = connection_of(story.agent("0"))
     assert own is not None
-    own.break_off(is_heard=False)
+    own.break_off(is_noticed_here=False)
     story.until_run_by("12", LEASE_S)
     story.pass_time(LEASE_S + 0.5)
     assert story.coordinator is story.agent("0")
@@ -584,15 +584,18 @@ def test_newcomers_begin_no_round_beside_one_that_the_endpoint_knows() -> None:
     story.assert_undisturbed("012", lambda: None, 8 * LEASE_S)
     round_ = story.until_run_by("012")
     assert story.agent("3").coordinates or story.agent("4").coordinates, "one of them leads at the endpoint"
-    told = [
-        text for agent in "34" for text in story.agent(agent).told if "node0, node1, node2 cannot be reached" in text
+    waiting = [
+        text
+        for agent in "34"
+        for text in story.agent(agent).waiting_texts
+        if "node0, node1, node2 cannot be reached" in text
     ]
-    assert told, "they log which nodes they wait for"
+    assert waiting, "they log which nodes they wait for"
     story.heal_all()
     story.until(lambda: len({a.host for a in story.living if a.alive}) == 4, 2 * LEASE_S)
     newest = max(story.checks.rounds.values(), key=lambda each: each.fence)
     # The old leader may learn of the new one a moment later than the others.
-    assert newest.before is round_ and len(round_.heard.keys() & newest.heard.keys()) >= 2
+    assert newest.before is round_ and len(round_.received.keys() & newest.received.keys()) >= 2
 
 
 def test_newcomers_that_wait_for_a_round_in_vain_end_without_it_and_it_goes_on() -> None:

@@ -20,7 +20,7 @@ from aelastic.rdzv.protocol.stream import LINGER_0
 PORT = 7000
 
 
-class Heard(asyncio.Protocol):
+class Received(asyncio.Protocol):
     """Records what happens to it."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Two:
         self.here, self.there = (
             SimulatedProcess(self.world, host, Clock(offset_s=99.0)) for host in ("node0", "node1")
         )
-        self.server, self.client = Heard(), Heard()
+        self.server, self.client = Received(), Received()
         self.run(self.there, self._serve)
         self.run(self.here, self._connect)
         self.pass_time()
@@ -120,8 +120,10 @@ def test_an_aborted_connection_that_lingers_for_no_time_is_reset() -> None:
     assert two.server.lines == ["reset"]
 
 
-@pytest.mark.parametrize("how, heard", [(FIN, ["closed"]), (RST, ["reset"]), ("dark", [])])
-def test_a_process_that_ends_does_nothing_more_and_its_kernel_tells_the_other_end(how: str, heard: list[str]) -> None:
+@pytest.mark.parametrize("how, received", [(FIN, ["closed"]), (RST, ["reset"]), ("dark", [])])
+def test_a_process_that_ends_does_nothing_more_and_its_kernel_tells_the_other_end(
+    how: str, received: list[str]
+) -> None:
     two, after = Two(), list[str]()
 
     async def work() -> None:
@@ -135,7 +137,7 @@ def test_a_process_that_ends_does_nothing_more_and_its_kernel_tells_the_other_en
     two.world.after(0.1, lambda: two.here.end(how))
     two.world.dark |= {"node0"} if how == "dark" else set()
     two.pass_time()
-    assert two.server.lines == heard and after == []
+    assert two.server.lines == received and after == []
 
 
 def test_a_frozen_process_hears_all_when_it_goes_on_and_its_timers_are_late() -> None:

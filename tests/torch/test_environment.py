@@ -205,8 +205,8 @@ def test_what_the_agent_ignores_and_its_umask_and_priority_are_passed_on_and_no_
         preexec_fn=prepare,
     )
     assert run.returncode == 0
-    told = json.loads((folder / "0.json").read_text())
-    assert int(told["env"]["MASTER_PORT"]) > 1023 and told["env"]["TORCHELASTIC_RUN_ID"] == "none"
-    assert (int(told["umask"], 8), told["nice"], int(told["blocked"], 16)) == (0o027, os.nice(0) + 3, 0)
+    described = json.loads((folder / "0.json").read_text())
+    assert int(described["env"]["MASTER_PORT"]) > 1023 and described["env"]["TORCHELASTIC_RUN_ID"] == "none"
+    assert (int(described["umask"], 8), described["nice"], int(described["blocked"], 16)) == (0o027, os.nice(0) + 3, 0)
     # torchrun handles SIGHUP even if it is ignored, and its workers don't ignore it: nohup does not work there.
-    assert all(int(told["ignored"], 16) & 1 << (signum - 1) for signum in (signal.SIGHUP, signal.SIGUSR2))
+    assert all(int(described["ignored"], 16) & 1 << (signum - 1) for signum in (signal.SIGHUP, signal.SIGUSR2))

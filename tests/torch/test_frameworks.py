@@ -20,7 +20,7 @@ from kit.waiting import wait_for
 from kit.workers.torch_workers import ENDING, ours
 
 # A worker of `under` writes, in one call, its rank, and whether it is aelastic's, whose workers have this socket.
-TELL = """\
+PRINT = """\
 import os
 
 
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.all, pytest.mark.timeout(INSTALL_TIMEOUT_S + 3 * LAUNC
 
 
 def test_accelerate_trains_saves_and_resumes_after_a_crash(launch: Launcher, python: str) -> None:
-    told = ours(
+    lines = ours(
         launch,
         """
         from accelerate import Accelerator
@@ -68,9 +68,9 @@ def test_accelerate_trains_saves_and_resumes_after_a_crash(launch: Launcher, pyt
         "--max-restarts=1",
         python=python,
     )
-    assert {"0 0 state MULTI_CPU 0 0 2", "1 1 state MULTI_CPU 1 1 2"} <= set(told)
-    assert len([line for line in told if " step " in line]) == 2 * 2 * 2
-    first, again = ({line.split()[-1] for line in told if line.startswith(f"{n} 0 step 0")} for n in (0, 1))
+    assert {"0 0 state MULTI_CPU 0 0 2", "1 1 state MULTI_CPU 1 1 2"} <= set(lines)
+    assert len([line for line in lines if " step " in line]) == 2 * 2 * 2
+    first, again = ({line.split()[-1] for line in lines if line.startswith(f"{n} 0 step 0")} for n in (0, 1))
     assert float(again.pop()) < float(first.pop())
 
 
@@ -152,7 +152,7 @@ def is_parked(job: Job) -> bool:
 
 
 def test_lightning_sees_torchelastic_trains_and_resumes_after_a_crash(launch: Launcher, python: str) -> None:
-    told = ours(
+    lines = ours(
         launch,
         """
         import lightning
@@ -203,10 +203,10 @@ def test_lightning_sees_torchelastic_trains_and_resumes_after_a_crash(launch: La
         python=python,
     )
     environment = "environment TorchElasticEnvironment True"
-    assert {"0 0 detected True", f"0 0 {environment}", f"1 1 {environment}", "0 1 ranks 1 1 0 2"} <= set(told)
-    resumed = {line.split(" ", 2)[2] for line in told if line.split()[2:4] == ["epoch", "1"]}
+    assert {"0 0 detected True", f"0 0 {environment}", f"1 1 {environment}", "0 1 ranks 1 1 0 2"} <= set(lines)
+    resumed = {line.split(" ", 2)[2] for line in lines if line.split()[2:4] == ["epoch", "1"]}
     assert len(resumed) == 1  # the same weights on all ranks, before and after the crash
-    assert {"1 0 done 2 4", "1 1 done 2 4"} <= set(told)
+    assert {"1 0 done 2 4", "1 1 done 2 4"} <= set(lines)
 
 
 # Under other launchers.
@@ -216,13 +216,13 @@ def under(python: str, folder: Path, *argv: str, **env: str) -> tuple[int, list[
     """Exit code of a program with aelastic underneath, its workers' output, and its stderr."""
     given = {**os.environ, "HF_HUB_OFFLINE": "1", **env}
     done = ran(python, "-m", "aelastic.under", *argv, cwd=folder, timeout=2 * LAUNCH_TIMEOUT_S, env=given)
-    told = [line[line.index("told") :] for line in done.stdout.splitlines() if "told" in line]
-    return done.returncode, sorted(told), done.stderr
+    lines = [line[line.index("told") :] for line in done.stdout.splitlines() if "told" in line]
+    return done.returncode, sorted(lines), done.stderr
 
 
 def test_accelerate_launch_runs_aelastic_and_its_restarts(python: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
-        TELL + "from accelerate import Accelerator\n"
+        PRINT + "from accelerate import Accelerator\n"
         "accelerator = Accelerator(cpu=True)\n"
         "restart = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
         "tell(restart, accelerator.process_index, accelerator.num_processes)\n"
@@ -230,9 +230,9 @@ def test_accelerate_launch_runs_aelastic_and_its_restarts(python: str, tmp_path:
         "if restart == '0' and accelerator.process_index == 1:\n    raise LookupError('no batch left')\n"
     )
     options = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
-    code, told, stderr = under(python, tmp_path, "accelerate", "launch", *options, "--max_restarts=1", "train.py")
+    code, lines, stderr = under(python, tmp_path, "accelerate", "launch", *options, "--max_restarts=1", "train.py")
     assert code == 0, stderr
-    assert told == sorted(f"told {rank} 2 True {restart} {rank} 2" for rank in (0, 1) for restart in (0, 1))
+    assert lines == sorted(f"told {rank} 2 True {restart} {rank} 2" for rank in (0, 1) for restart in (0, 1))
     assert "aelastic: W rank 1 failed on" in stderr and "LookupError: no batch left" in stderr
     assert "restart 1 of 1" in stderr
 
@@ -259,12 +259,12 @@ if __name__ == "__main__":
 
 
 def test_accelerates_notebook_launcher_runs_aelastic(python: str, tmp_path: Path) -> None:
-    (tmp_path / "cell.py").write_text(f"{TELL}import sys\n\n\n{NOTEBOOK}")
-    code, told, stderr = under(python, tmp_path, "cell.py", "hello")
-    assert (code, told) == (0, [f"told {rank} 2 True hello {rank} 2" for rank in (0, 1)]), stderr
-    code, told, stderr = under(python, tmp_path, "cell.py", "fail")
+    (tmp_path / "cell.py").write_text(f"{PRINT}import sys\n\n\n{NOTEBOOK}")
+    code, lines, stderr = under(python, tmp_path, "cell.py", "hello")
+    assert (code, lines) == (0, [f"told {rank} 2 True hello {rank} 2" for rank in (0, 1)]), stderr
+    code, lines, stderr = under(python, tmp_path, "cell.py", "fail")
     # The second rank may be stopped before it reports.
-    assert code == 1 and told and "ChildFailedError" in stderr and "LookupError: no batch left" in stderr
+    assert code == 1 and lines and "ChildFailedError" in stderr and "LookupError: no batch left" in stderr
     done = ran(python, "cell.py", "hello", "--replace", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "told 0 2 True hello 0 2" in done.stdout and "told 1 2 True hello 1 2" in done.stdout
@@ -273,7 +273,7 @@ def test_accelerates_notebook_launcher_runs_aelastic(python: str, tmp_path: Path
 def test_torchx_on_this_machine_runs_aelastic(python: str, tmp_path: Path) -> None:
     # To a file: torchx shows only part of the output if a job ends soon.
     (tmp_path / "train.py").write_text(
-        f"{TELL}os.dup2(os.open('told', os.O_CREAT | os.O_APPEND | os.O_WRONLY), 1)\ntell(os.environ['ROLE_NAME'] == '')\n"
+        f"{PRINT}os.dup2(os.open('told', os.O_CREAT | os.O_APPEND | os.O_WRONLY), 1)\ntell(os.environ['ROLE_NAME'] == '')\n"
     )
     job = ["torchx", "run", "--wait", "-s", "local_cwd", "dist.ddp", "-j", "1x2", "--script", "train.py"]
     # It starts `torchrun` from PATH, which torch has installed next to this Python.

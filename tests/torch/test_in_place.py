@@ -61,8 +61,8 @@ def assert_all_are_new(job: Job, undisturbed: str, why: str = "") -> None:
     found = course(job)
     assert (found.restarts, found.kept(0, 1), found.step(1)) == (1, set(), 0), job.story
     assert "recovering in place" not in job.stderr
-    said = re.findall(r"not continuing in place: (.*); restarting all workers of this node", job.stderr)
-    assert said == ([why] if why else []), job.story
+    reasons = re.findall(r"not continuing in place: (.*); restarting all workers of this node", job.stderr)
+    assert reasons == ([why] if why else []), job.story
     assert found.end == undisturbed, job.story
 
 
@@ -178,9 +178,9 @@ def share(round):
     job = start(launch, script(case), ranks=2)
     found = course(job)
     assert found.kept(0, 1) == {0}, job.story
-    told = [line.split()[1:] for line in job.lines if line.startswith("env ")]
-    rounds = sorted({tuple(each) for each in told}, key=lambda each: int(each[0]))
-    assert [len(told), len(rounds)] == [4, 2], "all ranks of a round have the same"
+    printed = [line.split()[1:] for line in job.lines if line.startswith("env ")]
+    rounds = sorted({tuple(each) for each in printed}, key=lambda each: int(each[0]))
+    assert [len(printed), len(rounds)] == [4, 2], "all ranks of a round have the same"
     (first, count, *_), (second, next_count, *_) = rounds
     assert int(first) < int(second) and (count, next_count) == ("0", "1")
     assert rounds[0][2:] == rounds[1][2:]

@@ -75,8 +75,8 @@ def drained(launch: Launcher, case: str, then: Callable[[Job], None] = lambda _:
     second = start(launch, code, *meeting, conf, "--node-rank=1", ranks=2, name="n1", env=env)
     for job in (first, second):
         job.wait_line("there", 2, LAUNCH_TIMEOUT_S)
-    said = verb(second.folder, "drain", "--deadline", "60")
-    assert said.code == 0, said
+    output = verb(second.folder, "drain", "--deadline", "60")
+    assert output.code == 0, output
     then(first)
     second.wait(LAUNCH_TIMEOUT_S)
     first.assert_ends(limit_s=LAUNCH_TIMEOUT_S)

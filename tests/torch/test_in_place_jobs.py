@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher
 from kit.ports import quiet_port
-from kit.verbs import told, verb
+from kit.verbs import json_of, verb
 from kit.waiting import wait_for
 from kit.workers.in_place_training import FAULT_AT, RANKS, STEPS, course, script, shared_in, start
 
@@ -140,7 +140,7 @@ def on_batch(step):
     job = start(launch, script(case))
     for line, file, step, recoveries in ("first", "go", FAULT_AT, 0), ("second", "go-on", later, 1):
         job.wait_line(line, RANKS, LAUNCH_TIMEOUT_S)
-        (node,) = told(job.folder, "status")["nodes"]
+        (node,) = json_of(job.folder, "status")["nodes"]
         progress = node["progress"]
         assert (progress["rank"], progress["step"], progress["total"]) == (0, step, None), node
         assert node["recoveries"] == recoveries
@@ -156,7 +156,7 @@ def test_committed_steps_have_a_pace_while_nobody_asks(launch: Launcher) -> None
     job.wait_line("shared", 2, LAUNCH_TIMEOUT_S)
 
     def measured() -> Any:
-        (node,) = told(job.folder, "status")["nodes"]
+        (node,) = json_of(job.folder, "status")["nodes"]
         progress = node["progress"]
         return progress if progress is not None and progress["steps_per_s"] else None
 

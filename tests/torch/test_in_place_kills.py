@@ -193,7 +193,7 @@ class Figures:
     lost_survivors: list[str] = field(default_factory=list)
     lost_steps: Counter[str] = field(default_factory=Counter[str])
 
-    def told(self, kills: int, steps: int) -> str:
+    def summary(self, kills: int, steps: int) -> str:
         ms = sorted(1000 * each for each in self.recovery_s)
         return (
             f"{kills} kills, {self.doubled} of them within {1000 * DOUBLED_WITHIN_S:g} ms of another; {len(ms)} recoveries, "
@@ -329,7 +329,9 @@ def run(launch: Launcher, undisturbed: Undisturbed, training: Training, agents: 
             figures.lost_steps["of lost ranks, beyond the one in flight"] += max(0, after[rank].lost - 1)
         ranks = after
     found = team.end()
-    sys.stdout.write(f"\n{agents} agents, {training.shards} shards, seed {seed}: {figures.told(kills, max(found))}\n")
+    sys.stdout.write(
+        f"\n{agents} agents, {training.shards} shards, seed {seed}: {figures.summary(kills, max(found))}\n"
+    )
     assert not figures.lost_survivors, f"{figures.lost_survivors}\n{team.story}"
     assert not figures.lost_steps.total(), f"{figures.lost_steps}\n{team.story}"
     expected = undisturbed.up_to(max(found), training)

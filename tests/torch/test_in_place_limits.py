@@ -127,7 +127,7 @@ def on_end(round):
 
 HOLD_S = 4
 # Time within which they learn of a loss, in addition to its hold and to a lease.
-HEARS_AT_ONCE = """
+NOTIFIED_AT_ONCE = """
 from aelastic.agent import generation
 
 generation.HEARS_WITHIN_S = 0.0
@@ -169,7 +169,7 @@ def on_batch(step):
         f"--on-failure=hold:{HOLD_S}",
     ]
     jobs = [
-        start(launch, script(case), *meeting, f"--node-rank={rank}", ranks=2, name=f"n{rank}", wrapper=HEARS_AT_ONCE)
+        start(launch, script(case), *meeting, f"--node-rank={rank}", ranks=2, name=f"n{rank}", wrapper=NOTIFIED_AT_ONCE)
         for rank in range(2)
     ]
     found = course(jobs[0])

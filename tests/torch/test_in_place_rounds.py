@@ -106,9 +106,9 @@ def test_rounds_leave_nothing_in_the_workers_and_their_agent(launch: Launcher, c
     job = start(launch, script(code, 2 * ROUNDS_IN_PLACE + 10), *options, env=env)
     found = course(job, limit_s=LAUNCH_TIMEOUT_S * (1 + ROUNDS_IN_PLACE / 10))
     assert (found.restarts, found.kept(0, ROUNDS_IN_PLACE)) == (ROUNDS_IN_PLACE, {0}), job.story
-    told = [[*map(int, line.split()[1:])] for line in job.lines if line.startswith("held ")]
+    rows = [[*map(int, line.split()[1:])] for line in job.lines if line.startswith("held ")]
     for name, first_value in ("the oldest worker", 1), ("its agent", 4):
-        held = {values[0]: Held(*values[first_value : first_value + 3]) for values in told}
+        held = {values[0]: Held(*values[first_value : first_value + 3]) for values in rows}
         for number in sorted({0, 1, 2, SETTLED_AFTER, 10, 20, 50, 100, 150, ROUNDS_IN_PLACE} & held.keys()):
             sys.stdout.write(f"{name}, round {number}: {held[number]}\n")
         first = held[SETTLED_AFTER]

@@ -157,8 +157,8 @@ def test_a_rank_dies_and_the_result_is_that_of_an_undisturbed_run(
 
 def test_a_replacement_gets_the_step_of_a_survivor_and_says_from_whom(tmp_path: Path, warm: Warm, script: Path) -> None:
     story = run(tmp_path, warm, script, "step")
-    assert [each["step"] for each in story.said_by(0, "ready")] == [-1, 5]
-    shared = [story.said_by(rank, "shared")[-1] for rank in (0, 1, 2)]
+    assert [each["step"] for each in story.received_from(0, "ready")] == [-1, 5]
+    shared = [story.received_from(rank, "shared")[-1] for rank in (0, 1, 2)]
     assert [(each["round"], each["step"], each["source"]) for each in shared] == [(2, 5, 0), (2, 5, 0), (2, 5, 2)]
 
 
@@ -176,7 +176,7 @@ def test_a_rank_whose_parameters_changed_before_share_gives_its_state_to_nobody(
 ) -> None:
     script.write_text(SCRIPT.replace('die("step")', 'die("wrapped before")'))
     story = run(tmp_path, warm, script, "wrapped before")
-    assert {each["kind"] for each in story.said if each["round"] == 2} >= {"lost"}
+    assert {each["kind"] for each in story.received if each["round"] == 2} >= {"lost"}
     assert "Is the model wrapped before round.share()?" in story.output
     assert story.lines("weights") == []
 

@@ -67,23 +67,23 @@ def without(*lines: str) -> str:
 
 @pytest.mark.ci
 def test_a_right_script_recovers_in_place_and_ends_as_undisturbed(tmp_path: Path) -> None:
-    code, said = rehearse(tmp_path, SCRIPT, "--only", "in place", "--nproc-per-node", "2", *WARM)
-    assert code == 0 and said["habits"] == [], said
-    _, killed, again = said["rehearsals"]
+    code, result = rehearse(tmp_path, SCRIPT, "--only", "in place", "--nproc-per-node", "2", *WARM)
+    assert code == 0 and result["habits"] == [], result
+    _, killed, again = result["rehearsals"]
     assert "1 of 2 processes kept, " in killed["text"] and "parameters to step 90 the same" in killed["text"]
-    assert (killed["numbers"], again["numbers"]) == ("same", "same") and killed["lost"] <= 1, said
+    assert (killed["numbers"], again["numbers"]) == ("same", "same") and killed["lost"] <= 1, result
 
 
 def test_the_example_recovers_in_place_and_needs_no_pattern_for_its_steps(tmp_path: Path) -> None:
     """Its checkpoints are also rehearsed, without recovery in place."""
     script = (ROOT / "examples/in_place/train.py").read_text().replace("default=5000", "default=300")
     script = script.replace("default=1000", "default=50")
-    code, said = rehearse(tmp_path, script, "--only", "killed", "--nproc-per-node", "3", *WARM)
-    assert code == 0 and said["habits"] == [], said
-    found = {each["name"]: each for each in said["rehearsals"]}
-    assert found["in place: a second rank killed"]["text"].startswith("recovered in "), said
-    assert "1 of 3 processes kept" in found["in place: a second rank killed"]["text"], said
-    assert found["a rank killed"]["checkpoint"] == "whole" and found["a rank killed"]["resumed_at"] % 50 == 0, said
+    code, result = rehearse(tmp_path, script, "--only", "killed", "--nproc-per-node", "3", *WARM)
+    assert code == 0 and result["habits"] == [], result
+    found = {each["name"]: each for each in result["rehearsals"]}
+    assert found["in place: a second rank killed"]["text"].startswith("recovered in "), result
+    assert "1 of 3 processes kept" in found["in place: a second rank killed"]["text"], result
+    assert found["a rank killed"]["checkpoint"] == "whole" and found["a rank killed"]["resumed_at"] % 50 == 0, result
 
 
 BROKEN: dict[str, tuple[str, str, str]] = {
@@ -109,25 +109,25 @@ BROKEN: dict[str, tuple[str, str, str]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_script_that_does_not_recover_is_told_why(name: str, tmp_path: Path) -> None:
     script, words, habit = BROKEN[name]
-    code, said = rehearse(tmp_path, script, "--only", "in place: rank 0", "--nproc-per-node", "2", *WARM)
-    assert code == 1 and words in said["rehearsals"][1]["text"], said
-    assert [each["habit"] for each in said["habits"] if each["breaks"]] == ([habit] if habit else []), said
+    code, result = rehearse(tmp_path, script, "--only", "in place: rank 0", "--nproc-per-node", "2", *WARM)
+    assert code == 1 and words in result["rehearsals"][1]["text"], result
+    assert [each["habit"] for each in result["habits"] if each["breaks"]] == ([habit] if habit else []), result
 
 
 def test_a_model_that_outlives_its_round_is_named_and_does_no_harm_at_once(tmp_path: Path) -> None:
     script = SCRIPT.replace("pass  # wrapped", "kept.append(ddp)")
-    code, said = rehearse(tmp_path, script, "--only", "in place: rank 0", "--nproc-per-node", "2", *WARM)
-    (habit,) = [each for each in said["habits"] if each["what"] == "DistributedDataParallel"]
-    assert code == 0 and habit["habit"] == "still referenced" and not habit["breaks"], said
-    assert habit["where"].startswith("train.py:"), said
+    code, result = rehearse(tmp_path, script, "--only", "in place: rank 0", "--nproc-per-node", "2", *WARM)
+    (habit,) = [each for each in result["habits"] if each["what"] == "DistributedDataParallel"]
+    assert code == 0 and habit["habit"] == "still referenced" and not habit["breaks"], result
+    assert habit["where"].startswith("train.py:"), result
 
 
 def test_a_collective_after_the_update_fails_a_rehearsal_whose_kills_did_not_hit_it(tmp_path: Path) -> None:
     script = SCRIPT.replace("pass  # last", "dist.all_reduce(loss.detach())")
-    code, said = rehearse(tmp_path, script, "--only", "in place: rank 0", "--nproc-per-node", "2", *WARM)
-    (habit,) = said["habits"]
-    assert code == 1 and habit["habit"] == "collective after update" and habit["breaks"], said
-    assert "rule 3: train.py:" in said["text"], said
+    code, result = rehearse(tmp_path, script, "--only", "in place: rank 0", "--nproc-per-node", "2", *WARM)
+    (habit,) = result["habits"]
+    assert code == 1 and habit["habit"] == "collective after update" and habit["breaks"], result
+    assert "rule 3: train.py:" in result["text"], result
 
 
 @pytest.mark.parametrize("how", ["it has no decorator", "--recovery=restart"])
@@ -136,5 +136,5 @@ def test_a_script_that_does_not_opt_in_is_rehearsed_as_ever(how: str, tmp_path: 
     options = ["--nproc-per-node", "2", "--progress", r"step (\d+)", "--only", "in place"]
     if how.startswith("--"):
         script, options = SCRIPT, [*options[:2], how, *options[4:]]
-    code, said = rehearse(tmp_path, script, *options)
-    assert code == 3 and "nothing could be tested: the script does not use @in_place" in said["text"], said
+    code, result = rehearse(tmp_path, script, *options)
+    assert code == 3 and "nothing could be tested: the script does not use @in_place" in result["text"], result

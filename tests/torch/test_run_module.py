@@ -58,7 +58,7 @@ def script(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("TOLD", str(tmp_path / "told"))
     return lambda: [path.read_text() for path in sorted(tmp_path.glob("told?"))]
 
@@ -233,10 +233,10 @@ def test_a_config_of_a_namespace_sets_the_number_of_threads_as_torchrun_does(
         assert threads[0] == threads[1]
 
 
-def test_main_runs_a_script(script: str, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_runs_a_script(script: str, printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     ours.main(["--nproc-per-node=2", script, "${local_rank}"])
-    assert told() == ["0 2 1", "1 2 1"]
+    assert printed() == ["0 2 1", "1 2 1"]
     assert "OMP_NUM_THREADS" not in os.environ
     Path(script).write_text("raise LookupError('no batch left')\n")
     with pytest.raises(ChildFailedError, match="LookupError: no batch left") as caught:
@@ -245,7 +245,7 @@ def test_main_runs_a_script(script: str, told: Any, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_namespace_of_torchs_parser_runs_as_its_caller_changed_it_or_made_it(
-    torchs: Any, script: str, told: Any
+    torchs: Any, script: str, printed: Any
 ) -> None:
     args = torchs.parse_args(["--nproc_per_node=1", "nothing.py"])
     args.training_script, args.nproc_per_node, args.training_script_args = script, 2, ["changed"]
@@ -253,9 +253,9 @@ def test_a_namespace_of_torchs_parser_runs_as_its_caller_changed_it_or_made_it(
     before = dict(vars(args))
     ours.run(args)
     assert vars(args) == before
-    assert told() == ["changed 2 1", "changed 2 1"]
+    assert printed() == ["changed 2 1", "changed 2 1"]
     ours.run(SimpleNamespace(training_script=script, training_script_args=["old"], nproc_per_node="1"))
-    assert told()[0] == "old 1 1", "a namespace of an older torch gets defaults for missing options"
+    assert printed()[0] == "old 1 1", "a namespace of an older torch gets defaults for missing options"
 
 
 @pytest.mark.parametrize(
@@ -266,9 +266,9 @@ def test_a_namespace_of_torchs_parser_runs_as_its_caller_changed_it_or_made_it(
         pytest.param(["--rdzv-backend=c10d"], marks=pytest.mark.all),
     ],
 )
-def test_a_node_on_its_own_runs_by_any_way_to_say_so(options: list[str], script: str, told: Any) -> None:
+def test_a_node_on_its_own_runs_by_any_way_to_say_so(options: list[str], script: str, printed: Any) -> None:
     ours.main([*options, script, "alone"])
-    assert told() and told()[0].startswith("alone 1")
+    assert printed() and printed()[0].startswith("alone 1")
 
 
 @pytest.mark.parametrize(
@@ -288,16 +288,16 @@ def test_what_cannot_be_is_a_value_error_that_says_so(argv: list[str], words: st
 # `torch.distributed.launch`.
 
 
-def test_launch_hands_the_local_rank_to_the_script(script: str, told: Any) -> None:
+def test_launch_hands_the_local_rank_to_the_script(script: str, printed: Any) -> None:
     ours_of_launch.launch(ours_of_launch.parse_args(["--nproc-per-node=2", script, "c"]))
-    assert [line.split()[:2] for line in told()] == [["--local-rank=0", "c"], ["--local-rank=1", "c"]]
+    assert [line.split()[:2] for line in printed()] == [["--local-rank=0", "c"], ["--local-rank=1", "c"]]
     with pytest.warns(FutureWarning, match="read os.environ"):
         ours_of_launch.main(["--nproc-per-node=2", script, "a"])
-    assert [line.split()[:2] for line in told()] == [["--local-rank=0", "a"], ["--local-rank=1", "a"]]
+    assert [line.split()[:2] for line in printed()] == [["--local-rank=0", "a"], ["--local-rank=1", "a"]]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ours_of_launch.main(["--use_env", script, "b"])
-        assert told()[0].startswith("b 1")
+        assert printed()[0].startswith("b 1")
         with pytest.raises(ValueError, match="--no-python without --use-env"):
             ours_of_launch.main(["--no-python", "true"])
 
@@ -318,7 +318,9 @@ def test_launch_hands_the_local_rank_to_the_script(script: str, told: Any) -> No
         ),
     ],
 )
-def test_python_m_launch_does_what_torchs_does(line: str, script: str, told: Any, tmp_path: Path, warm: Warm) -> None:
+def test_python_m_launch_does_what_torchs_does(
+    line: str, script: str, printed: Any, tmp_path: Path, warm: Warm
+) -> None:
     outcomes = []
     for module in ("aelastic.launch", "torch.distributed.launch"):
         for path in tmp_path.glob("told?"):
@@ -326,15 +328,15 @@ def test_python_m_launch_does_what_torchs_does(line: str, script: str, told: Any
         argv = [script if word == "S" else word for word in line.split()]
         python = sys.executable if module == "aelastic.launch" else warm.python
         done = ran(python, "-m", module, *argv, env={**os.environ, "OMP_NUM_THREADS": "1", "PET_STANDALONE": "1"})
-        outcomes.append((bool(done.returncode), told(), "FutureWarning" in done.stderr))
+        outcomes.append((bool(done.returncode), printed(), "FutureWarning" in done.stderr))
     if line.startswith("--nope"):
         assert outcomes[0][:2] == outcomes[1][:2]  # torch has not reached its warning
     else:
         assert outcomes[0] == outcomes[1]
 
 
-def test_python_m_run_is_the_command_line(script: str, told: Any) -> None:
+def test_python_m_run_is_the_command_line(script: str, printed: Any) -> None:
     argv = [sys.executable, "-m", "aelastic.run", "--loop=asyncio", script, "line"]
     done = ran(*argv)
     assert (done.returncode, done.stderr) == (0, "")
-    assert told()[0].startswith("line 1")
+    assert printed()[0].startswith("line 1")

@@ -68,7 +68,7 @@ class Second(Scripted):
         raise RoundOver
 
 
-def others_say(*steps: int, groups: Sequence[int] = ()) -> Answer:
+def others_answer(*steps: int, groups: Sequence[int] = ()) -> Answer:
     """Claims of these steps, by ranks in these groups (by default, in this rank's)."""
 
     def answer(mine: list[int]) -> list[list[int]]:
@@ -119,7 +119,7 @@ def test_a_checkpoint_is_loaded_if_no_rank_has_a_state(kept: Kept) -> None:
 
 
 def test_ranks_that_have_no_checkpoint_get_what_others_have_loaded(kept: Kept) -> None:
-    replicas, everyone = Scripted(2), Scripted(2, others_say(-1), others_say(-1))
+    replicas, everyone = Scripted(2), Scripted(2, others_answer(-1), others_answer(-1))
     assert share(kept, [nn.Linear(2, 2)], lambda: 7, replicas, everyone).step == 7
     assert replicas.sent_to == [1]
 
@@ -130,7 +130,7 @@ def test_each_rank_loads_the_checkpoint(kept: Kept, monkeypatch: pytest.MonkeyPa
 
 
 def test_ranks_that_have_loaded_different_steps_end_the_job(kept: Kept) -> None:
-    everyone = Scripted(2, others_say(-1), others_say(5, groups=[1]))
+    everyone = Scripted(2, others_answer(-1), others_answer(5, groups=[1]))
     with pytest.raises(DifferentCheckpointsError, match=r"ranks have loaded checkpoints of different steps: \[5, 7\]"):
         share(kept, [nn.Linear(2, 2)], lambda: 7, Scripted(1), everyone)
 
@@ -148,7 +148,7 @@ def test_ranks_that_have_loaded_different_states_of_a_step_end_the_job(kept: Kep
 def test_a_rank_without_the_state_gets_it_from_one_that_has_it(kept: Kept) -> None:
     objects = at_step(kept, 4)
     replicas = Scripted(3)
-    assert share(kept, objects, None, replicas, Scripted(3, others_say(-1, 4))) == Shared(4, 0, needs_votes=False)
+    assert share(kept, objects, None, replicas, Scripted(3, others_answer(-1, 4))) == Shared(4, 0, needs_votes=False)
     assert replicas.sent_to == [1]
 
 
@@ -156,7 +156,7 @@ def test_a_rank_that_has_received_half_of_a_state_has_none(kept: Kept, monkeypat
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     objects = at_step(kept, 4)
     with pytest.raises(RoundOver):
-        share(kept, objects, None, Second(), Second(others_say(5)))
+        share(kept, objects, None, Second(), Second(others_answer(5)))
     assert (kept.whole_step, kept.is_fresh) == (NO_STEP, False)
 
 
@@ -174,7 +174,7 @@ def test_gradients_of_the_lost_step_are_gone_once_the_state_is_shared(
 
 def test_the_newest_step_that_every_group_has_wins(kept: Kept) -> None:
     objects = at_step(kept, 4)
-    everyone = Scripted(4, others_say(5, 4, 4, groups=[0, 2, 2]))
+    everyone = Scripted(4, others_answer(5, 4, 4, groups=[0, 2, 2]))
     assert share(kept, objects, None, Scripted(2), everyone) == Shared(4, 0, needs_votes=True)
 
 
@@ -183,14 +183,14 @@ def test_without_a_step_that_every_group_has_and_without_a_checkpoint_the_state_
     kept: Kept, load: sharing.Load | None
 ) -> None:
     objects = at_step(kept, 4)
-    everyone = Scripted(2, others_say(5, groups=[1]), others_say(-1, groups=[1]))
+    everyone = Scripted(2, others_answer(5, groups=[1]), others_answer(-1, groups=[1]))
     with pytest.raises(LostStateError):
         share(kept, objects, load, Scripted(1), everyone)
 
 
 def test_without_a_step_that_every_group_has_all_ranks_load_the_checkpoint(kept: Kept) -> None:
     objects = at_step(kept, 4)
-    everyone = Scripted(2, others_say(5, groups=[1]), others_say(3, groups=[1]))
+    everyone = Scripted(2, others_answer(5, groups=[1]), others_answer(3, groups=[1]))
     assert share(kept, objects, lambda: 3, Scripted(1), everyone) == Shared(3, -1, needs_votes=False)
 
 

@@ -33,14 +33,14 @@ from aelastic.agent.run_event_source import RunEventSource
 from aelastic.observe import torch_events
 from aelastic.observe.run_events import RunEnded
 from aelastic.observe.torch_events import check_event_log_handler
-from aelastic.observe.torch_events_core import Status, Told, TorchTranslator
+from aelastic.observe.torch_events_core import Status, TorchRecord, TorchTranslator
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
 from aelastic.rdzv.protocol.ranks import assign_ranks
 
 STORY_TIMEOUT_S = 2 * LAUNCH_TIMEOUT_S
 GROUP = "torchelastic"
 # For a worker, an older torch reports neither exit code nor process id, nor the kind of failure.
-TELLS_EXITS = "exit_code" in inspect.signature(SimpleElasticAgent._construct_event).parameters
+HAS_EXIT_CODES = "exit_code" in inspect.signature(SimpleElasticAgent._construct_event).parameters
 # Metrics that `@prof` records for methods of torch's agent, which ours lacks.
 OF_METHODS = ("SimpleElasticAgent.", "LocalElasticAgent.")
 # In an agent: it allows as much time for importing torch as the tests do.
@@ -75,7 +75,7 @@ class Agent:
     result: Path
     process: subprocess.Popen[bytes]
 
-    def told(self) -> Any:
+    def recorded(self) -> Any:
         """Its listeners' records, and when it began and ended."""
         assert self.process.wait(STORY_TIMEOUT_S) == 0, self.result.with_suffix(".log").read_text()
         return json.loads(self.result.read_text())
@@ -104,10 +104,10 @@ def start_agent(tmp_path: Path, warm: Warm) -> Iterator[Callable[..., Agent]]:
         agent.process.wait()
 
 
-def comparable(told: list[dict[str, Any]]) -> list[Any]:
+def comparable(recorded: list[dict[str, Any]]) -> list[Any]:
     """The parts of the records that don't differ between runs, without looks that found the workers healthy."""
     found: list[Any] = []
-    for each in told:
+    for each in recorded:
         if each["kind"] == "event":
             found.append((each["name"], each["source"], comparable_metadata(each["metadata"])))
         elif not each["name"].startswith(OF_METHODS):
@@ -120,7 +120,7 @@ def comparable(told: list[dict[str, Any]]) -> list[Any]:
 
 def comparable_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     more = json.loads(metadata["metadata"])
-    if not TELLS_EXITS:
+    if not HAS_EXIT_CODES:
         more.pop("exit_code", None)
         more.pop("worker_pid", None)
     if (pid := more.get("worker_pid", [None])) != [None]:
@@ -144,7 +144,7 @@ def shape_of(raw_error: str) -> Any:
         record = json.loads(raw_error)
     except ValueError:
         return "the agent's own words"
-    if not TELLS_EXITS:
+    if not HAS_EXIT_CODES:
         record.pop("errorTraits", None)
     if isinstance(record["message"], dict):
         extra = record["message"]["extraInfo"]
@@ -168,28 +168,28 @@ def test_listeners_are_told_what_torchs_agent_tells_them_with_the_time_when_it_h
     start_agent: Callable[..., Agent], story: str
 ) -> None:
     agents = [start_agent(launcher, story) for launcher in ("torch", "ours")]
-    theirs, ours = (agent.told() for agent in agents)
-    assert len(comparable(theirs["told"])) > 3
-    assert comparable(ours["told"]) == comparable(theirs["told"])
+    theirs, ours = (agent.recorded() for agent in agents)
+    assert len(comparable(theirs["recorded"])) > 3
+    assert comparable(ours["recorded"]) == comparable(theirs["recorded"])
 
-    times = [each["timestamp"] / (1000 if each["kind"] == "event" else 1) for each in ours["told"]]
+    times = [each["timestamp"] / (1000 if each["kind"] == "event" else 1) for each in ours["recorded"]]
     assert times == sorted(times)
     assert ours["began"] - 0.001 <= times[0] <= times[-1] <= ours["ended"]
 
     # Programs that are stopped were seen to be healthy before.
-    names = [each["name"] for each in ours["told"]]
+    names = [each["name"] for each in ours["recorded"]]
     healthy = [place for place, name in enumerate(names) if name == "workers.trainer.healthy"]
     assert healthy or story != STOPPED
     assert all(place > names.index("torchelastic.worker.status.START") for place in healthy)
 
 
-def told_on_two_nodes(start_agent: Callable[..., Agent], story: str) -> dict[str, list[list[Any]]]:
+def recorded_on_two_nodes(start_agent: Callable[..., Agent], story: str) -> dict[str, list[list[Any]]]:
     """The records of both nodes' agents, under torchrun and under aelastic."""
     agents = dict[str, list[Agent]]()
     for launcher in ("torch", "ours"):
         config = {"min_nodes": 2, "max_nodes": 2, "rdzv_endpoint": free_endpoint()}
         agents[launcher] = [start_agent(launcher, story, **config) for _ in range(2)]
-    return {launcher: [comparable(agent.told()["told"]) for agent in both] for launcher, both in agents.items()}
+    return {launcher: [comparable(agent.recorded()["recorded"]) for agent in both] for launcher, both in agents.items()}
 
 
 @pytest.mark.timeout(STORY_TIMEOUT_S + 20)
@@ -199,16 +199,16 @@ def test_of_two_nodes_each_tells_its_part(start_agent: Callable[..., Agent]) -> 
         rank: int = next(word[2]["global_rank"] for word in node if word[1] == "WORKER")
         return rank
 
-    told = told_on_two_nodes(start_agent, "two nodes succeed")
-    assert sorted(told["ours"], key=first_rank) == sorted(told["torch"], key=first_rank)
+    recorded = recorded_on_two_nodes(start_agent, "two nodes succeed")
+    assert sorted(recorded["ours"], key=first_rank) == sorted(recorded["torch"], key=first_rank)
 
 
 @pytest.mark.all
 @pytest.mark.timeout(STORY_TIMEOUT_S + 20)
 def test_a_node_tells_of_the_restart_that_another_ones_failure_made(start_agent: Callable[..., Agent]) -> None:
     tables = []
-    for told in told_on_two_nodes(start_agent, "one of two nodes fails").values():
-        nodes = [[word[:2] for word in node] for node in told]
+    for recorded in recorded_on_two_nodes(start_agent, "one of two nodes fails").values():
+        nodes = [[word[:2] for word in node] for node in recorded]
         assert sum((GROUP, "workers.trainer.failed") in node for node in nodes) == 1
         tables.append(sorted(nodes, key=len))
     assert tables[1] == tables[0]
@@ -229,7 +229,7 @@ class Story:
         self.translator = TorchTranslator("default", self.group.spec.max_restarts, 0.0)
         self.now = 0.0
 
-    def tell(self, step: g.Event | RunEnded | None) -> list[Told]:
+    def handle(self, step: g.Event | RunEnded | None) -> list[TorchRecord]:
         """The records of an event, of the end of the run, or of a look at the workers."""
         if step is None:
             return self.translator.look()
@@ -238,7 +238,7 @@ class Story:
         self.now += 1
         self.group.handle(step, self.now)
         events = self.source.handle(step, self.now)
-        return [told for event in events for told in self.translator.handle(event, self.now)]
+        return [record for event in events for record in self.translator.handle(event, self.now)]
 
 
 def ended(state: WorkerState, failure: ProcessFailure | None = None) -> RunEnded:
@@ -301,21 +301,21 @@ POINTS: dict[str, tuple[list[Any], list[str]]] = {
 
 @pytest.mark.parametrize("point", POINTS)
 def test_what_is_told(point: str) -> None:
-    story, told = Story(), list[Told]()
+    story, records = Story(), list[TorchRecord]()
     steps, words = POINTS[point]
     for number, step in enumerate(steps):
-        told += story.tell(step)
+        records += story.handle(step)
         if steps[: number + 1] == BEGUN != steps:  # the start of the workers is reported once
-            told.clear()
-    assert [each.state if isinstance(each, Status) else each.name for each in told] == words
+            records.clear()
+    assert [each.state if isinstance(each, Status) else each.name for each in records] == words
 
 
 def test_a_restart_that_another_nodes_failure_costs_is_counted_before_its_round() -> None:
     story = Story()
     for step in (*BEGUN, Interrupted(1, decided.restart(), 1), *GONE):
-        story.tell(step)
-    told = story.tell(ended(WorkerState.STOPPED))
-    assert [each.restart_count for each in told if isinstance(each, Status)] == [1]
+        story.handle(step)
+    records = story.handle(ended(WorkerState.STOPPED))
+    assert [each.restart_count for each in records if isinstance(each, Status)] == [1]
 
 
 # Handlers.
@@ -349,11 +349,11 @@ def handler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Handler]:
     monkeypatch.delitem(events._events_loggers, "ours", raising=False)
     yield handler
     handler.may_go.set()
-    wait_for("all is told", lambda: not is_telling())
+    wait_for("all is told", lambda: not is_recording())
     logging.getLogger("torchelastic-events-ours").handlers.clear()
 
 
-def is_telling() -> bool:
+def is_recording() -> bool:
     return any(thread.name == "torch events" for thread in threading.enumerate())
 
 
@@ -405,7 +405,7 @@ async def test_what_a_handler_does_not_take_is_kept_up_to_a_limit(
     handler.may_go.clear()
     await supervisor().run()
     handler.may_go.set()
-    wait_for("all is told", lambda: not is_telling())
+    wait_for("all is told", lambda: not is_recording())
     assert handler.names[0] == "RENDEZVOUS"
     assert len(handler.names) < len(STATES)
     assert "events and metrics were dropped" in caplog.text

@@ -102,14 +102,14 @@ class Agent:
         return message
 
     async def join(self) -> m.Assigned:
-        self.link.tell(m.Ready(self.node))
+        self.link.send(m.Ready(self.node))
         return await self.next(m.Assigned)
 
     async def fail(self, round_: int) -> None:
-        self.link.tell(m.Failed("us", round_, FAILURE))
+        self.link.send(m.Failed("us", round_, FAILURE))
 
     async def succeed(self, round_: int) -> None:
-        self.link.tell(m.Succeeded("us", round_))
+        self.link.send(m.Succeeded("us", round_))
 
 
 @asynccontextmanager
@@ -146,7 +146,7 @@ async def two(*, names_address: bool = True) -> AsyncIterator[tuple[Agent, Agent
     for handler in handlers:
         handler.where = handler.where if names_address else None
     async with agent_with(handlers[0]) as first, agent_with(handlers[1]) as second:
-        first.link.tell(m.Ready(first.node))
+        first.link.send(m.Ready(first.node))
         there = await second.join()
         yield first, second, handlers, [await first.next(m.Assigned), there]
 
@@ -168,7 +168,7 @@ async def error_of(handler: Callable[[], Any] | Handler) -> Exception:
     """The error of a node that wants to join."""
     try:
         async with agent_with(handler) as agent:
-            agent.link.tell(m.Ready(agent.node))
+            agent.link.send(m.Ready(agent.node))
             with anyio.fail_after(DEADLINE_S):
                 await anyio.sleep_forever()
     except ExceptionGroup as group:
@@ -201,7 +201,7 @@ async def test_nodes_agree_on_their_ranks_as_torchs_agents_do_whatever_their_rol
     ):
         agents = [third, second, first]
         for agent in agents:
-            agent.link.tell(m.Ready(agent.node))
+            agent.link.send(m.Ready(agent.node))
         ranks = [(await agent.next(m.Assigned)).ranks for agent in agents]
     assert ranks == [NodeRanks(2, 3, 5, 7, 4, 6, 2), NodeRanks(1, 3, 4, 7, 0, 1, 1), NodeRanks(0, 3, 0, 7, 0, 6, 4)]
 
@@ -287,7 +287,7 @@ async def test_the_story_of_a_node(name: str) -> None:
                 assigned = await agent.join()
                 assert f"{assigned.round} {assigned.restart_count}" == rest
             elif word == "ready":
-                agent.link.tell(m.Ready(agent.node))
+                agent.link.send(m.Ready(agent.node))
             elif word == "waiting":
                 handler.waiting = int(rest)
             elif word == "fails":
@@ -336,8 +336,8 @@ async def test_workers_go_on_while_the_rendezvous_cannot_be_asked(caplog: pytest
             handler.asked.clear()
         handler.waiting = 1
         await agent.next(m.Interrupted)
-    (said,) = [record.message for record in caplog.records if "no route" in record.message]
-    assert said.startswith("torch's rendezvous does not answer; the workers continue: ")
+    (message,) = [record.message for record in caplog.records if "no route" in record.message]
+    assert message.startswith("torch's rendezvous does not answer; the workers continue: ")
 
 
 async def test_a_failure_is_answered_though_the_handler_hangs() -> None:
@@ -437,7 +437,7 @@ async def test_a_torch_without_the_private_parts_we_need_is_named(monkeypatch: p
 async def test_leaving_does_not_close_the_rendezvous_and_stops_saying_that_we_live() -> None:
     handler = Handler((0, 1))
     async with joined(handler) as agent:
-        agent.link.tell(m.Left("us", "told to stop"))
+        agent.link.send(m.Left("us", "told to stop"))
     await wait_for(lambda: not torch_threads())
     assert (handler.shutdowns, handler.has_heartbeats) == (0, False)
 
@@ -467,7 +467,7 @@ def test_a_program_ends_though_its_handler_blocks_for_ever() -> None:
             link = TorchHandlerLink(Handler, RestartPolicy(3), monitor_interval_s=0.1, exit_barrier_timeout_s=300.0)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(link.run, print)
-                link.tell(Ready(Node("us", "here", "default", 1, "", 0)))
+                link.send(Ready(Node("us", "here", "default", 1, "", 0)))
                 await begun.wait()
                 tasks.cancel_scope.cancel()
             await link.aclose()
@@ -527,10 +527,10 @@ async def test_no_worker_reads_what_one_of_an_earlier_round_wrote() -> None:
 
 async def test_torchs_handler_gives_up_joining_when_this_node_leaves() -> None:
     async with agent_with(c10d(nodes=2)) as agent:
-        agent.link.tell(m.Ready(agent.node))
+        agent.link.send(m.Ready(agent.node))
         await wait_for(lambda: agent.link._calls._handler is not None)
         await wait_for(lambda: agent.link._calls._handler._state_holder.state.participants)
-        agent.link.tell(m.Left("us", "told to stop"))
+        agent.link.send(m.Left("us", "told to stop"))
     # On an idle machine it checks every second; the join itself would take minutes.
     await wait_for(lambda: not torch_threads())
 

@@ -39,14 +39,14 @@ def test_logs_and_prefixes_go_by_the_true_local_rank_as_with_torchrun(tmp_path: 
     # In one write: otherwise, lines of torchrun's two workers get mixed up.
     code = "import os; os.write(1, b'told ' + os.environb[b'LOCAL_RANK'] + b'\\n')"
     (tmp_path / "worker.py").write_text(code)
-    said, env = {}, {**os.environ, "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${local_rank} ${rank}>"}
+    printed, env = {}, {**os.environ, "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${local_rank} ${rank}>"}
     for name, launcher in (("torchrun", (warm.python, *TORCHRUN[1:])), ("aelastic", AELASTIC)):
         options = ("--virtual-local-rank", "--nproc-per-node=2", "--tee=3", f"--log-dir={name}", "worker.py")
         done = ran(*launcher, *options, cwd=tmp_path, env=env, check=True)
-        said[name] = sorted(line for line in done.stdout.splitlines() if "told" in line)
+        printed[name] = sorted(line for line in done.stdout.splitlines() if "told" in line)
         logs = tmp_path.glob(f"{name}/*/attempt_0/*/stdout.log")
         assert {log.parent.name: log.read_text() for log in logs} == {"0": "told 0\n", "1": "told 0\n"}
-    assert said["aelastic"] == said["torchrun"] == ["<0 0>told 0", "<1 1>told 0"]
+    assert printed["aelastic"] == printed["torchrun"] == ["<0 0>told 0", "<1 1>told 0"]
 
 
 def test_fewer_devices_than_workers_are_refused_where_torchrun_fails(launch: Launcher, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ for name, options in meetings.items():
 def test_workers_are_told_their_ranks_and_make_groups_of_all_kinds_wherever_they_meet(
     launch: Launcher, free_ports: dict[str, str]
 ) -> None:
-    told = both(
+    reported = both(
         launch,
         """
         tell("launched", dist.is_torchelastic_launched())
@@ -95,15 +95,15 @@ def test_workers_are_told_their_ranks_and_make_groups_of_all_kinds_wherever_they
         + textwrap.indent(MEETINGS, " " * 8),
         **free_ports,
     )
-    assert {"0 1 groups 3.0 2.0 2.0", "0 1 received 7.0", "0 0 box [('from', 1)]", "0 1 launched True"} <= set(told)
-    assert {"0 1 local 1 1", "0 0 before False get_rank", "0 1 after True 1 2 gloo 3.0"} <= set(told)
+    assert {"0 1 groups 3.0 2.0 2.0", "0 1 received 7.0", "0 0 box [('from', 1)]", "0 1 launched True"} <= set(reported)
+    assert {"0 1 local 1 1", "0 0 before False get_rank", "0 1 after True 1 2 gloo 3.0"} <= set(reported)
     places = ("what rendezvous gives", "a client of the job's store", "a file store", "a file", "a port of its own")
-    assert set(by_rank(*(f"{place} 3.0" for place in places))) <= set(told)
+    assert set(by_rank(*(f"{place} 3.0" for place in places))) <= set(reported)
 
 
 @pytest.mark.all  # the same store as for `env://`
 def test_a_process_group_comes_up_at_the_jobs_own_address_and_port(launch: Launcher) -> None:
-    told = both(
+    reported = both(
         launch,
         """
         where = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -113,7 +113,7 @@ def test_a_process_group_comes_up_at_the_jobs_own_address_and_port(launch: Launc
         dist.destroy_process_group()
         """,
     )
-    assert told == by_rank("sum 3.0")
+    assert reported == by_rank("sum 3.0")
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def free_ports() -> dict[str, str]:
 def test_a_tcp_address_of_ones_own_works_where_the_shared_store_is_turned_off(
     launch: Launcher, free_ports: dict[str, str]
 ) -> None:
-    told = both(
+    reported = both(
         launch,
         """
         tell("shared", os.environ["TORCHELASTIC_USE_AGENT_STORE"])
@@ -148,7 +148,7 @@ def test_a_tcp_address_of_ones_own_works_where_the_shared_store_is_turned_off(
         **free_ports,
     )
     words = ("shared False", "tcp 3.0", "env 3.0")
-    assert told == by_rank(*words) + by_rank(*words, restart=1)
+    assert reported == by_rank(*words) + by_rank(*words, restart=1)
 
 
 @pytest.mark.all
@@ -157,7 +157,7 @@ def test_a_tcp_address_of_ones_own_where_the_store_is_shared_is_what_this_torch_
 ) -> None:
     # Up to torch 2.13 all workers are clients in that case, whatever the address, and time out; later it compares them.
     is_served = TORCH >= (2, 14)
-    told = both(
+    reported = both(
         launch,
         f"""
         where = f"tcp://127.0.0.1:{{os.environ['FREE_PORT_' + os.path.basename(os.getcwd())]}}"
@@ -171,7 +171,7 @@ def test_a_tcp_address_of_ones_own_where_the_store_is_shared_is_what_this_torch_
         """,
         **free_ports,
     )
-    assert told == by_rank("sum 3.0" if is_served else "no agent serves it")
+    assert reported == by_rank("sum 3.0" if is_served else "no agent serves it")
 
 
 @pytest.mark.all
@@ -213,7 +213,7 @@ def test_ranks_make_a_group_and_save_after_a_signal_to_every_process_of_the_job(
 
 @pytest.mark.all
 def test_rpc_calls_its_peers_beside_a_process_group(launch: Launcher) -> None:
-    told = both(
+    reported = both(
         launch,
         """
         import torch.distributed.rpc as rpc
@@ -236,7 +236,7 @@ def test_rpc_calls_its_peers_beside_a_process_group(launch: Launcher) -> None:
         dist.destroy_process_group()
         """,
     )
-    assert {"0 0 sync [1.0, 1.0]", "0 1 remote 4", "0 1 name worker1 0"} <= set(told)
+    assert {"0 0 sync [1.0, 1.0]", "0 1 remote 4", "0 1 name worker1 0"} <= set(reported)
 
 
 # Training.
@@ -322,11 +322,11 @@ def test_ddp_trains_and_goes_on_from_a_distributed_checkpoint_after_a_crash(laun
                 main()
             """
     )
-    told = ours(launch, script, "--max-restarts=1", HOW=how)
-    weights = {line.split(" ", 2)[2] for line in told if line.split()[2:4] == ["step", "1"]}
-    loaded = {line.split(" ", 2)[2] for line in told if line.split()[2] == "loaded"}
+    reported = ours(launch, script, "--max-restarts=1", HOW=how)
+    weights = {line.split(" ", 2)[2] for line in reported if line.split()[2:4] == ["step", "1"]}
+    loaded = {line.split(" ", 2)[2] for line in reported if line.split()[2] == "loaded"}
     assert {words.removeprefix("step 1 ") for words in weights} == {words.removeprefix("loaded 2 ") for words in loaded}
-    assert [line.split()[:4] for line in told if line.split()[2:4] == ["step", "2"]] == [
+    assert [line.split()[:4] for line in reported if line.split()[2:4] == ["step", "2"]] == [
         ["1", "0", "step", "2"],
         ["1", "1", "step", "2"],
     ]
@@ -382,7 +382,7 @@ def test_record_writes_the_same_where_the_same_is_looked_for(launch: Launcher) -
 
 @pytest.mark.all  # two more imports of torch for each worker
 def test_timers_expire_as_ever(launch: Launcher) -> None:
-    told = both(
+    reported = both(
         launch,
         """
         import torch.distributed.elastic.timer as timer
@@ -415,7 +415,9 @@ def test_timers_expire_as_ever(launch: Launcher) -> None:
         """,
         python=sys.executable,
     )
-    assert told == by_rank("reaped by SIGKILL", "unconfigured Configure timer client before using countdown timers.")
+    assert reported == by_rank(
+        "reaped by SIGKILL", "unconfigured Configure timer client before using countdown timers."
+    )
 
 
 # The control plane: a client of a worker's socket learns what the worker is doing.

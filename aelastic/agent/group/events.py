@@ -229,13 +229,13 @@ class Release(Record):
     generation: int
 
 
-class TellOptedIn(Record):
+class ReportOptedIn(Record):
     """Tell the rendezvous that all local workers can leave this round in place.  Not answered."""
 
     round: int
 
 
-class TellPrepared(Record):
+class ReportPrepared(Record):
     """Tell the rendezvous that its `StartAhead` is done, or cannot be done.  Not answered."""
 
     are_ready: bool  # whether its workers are, as in `Join`
@@ -247,7 +247,7 @@ class CancelSpawn(Record):
     generation: int
 
 
-class TellFailed(Record):
+class ReportFailed(Record):
     """Tell the rendezvous of a failure.  Answered by `Interrupted` or `Ended`."""
 
     round: int
@@ -255,13 +255,13 @@ class TellFailed(Record):
     at: float  # when it was noticed
 
 
-class TellSucceeded(Record):
+class ReportSucceeded(Record):
     """Tell the rendezvous that all local workers succeeded.  Answered by `Ended` or `Interrupted`."""
 
     round: int
 
 
-class TellLeft(Record):
+class ReportLeft(Record):
     """Tell the rendezvous that this node leaves the job.  Not answered."""
 
     reason: str
@@ -289,11 +289,11 @@ Action: TypeAlias = (
     | Leave
     | Replace
     | Release
-    | TellOptedIn
-    | TellPrepared
-    | TellFailed
-    | TellSucceeded
-    | TellLeft
+    | ReportOptedIn
+    | ReportPrepared
+    | ReportFailed
+    | ReportSucceeded
+    | ReportLeft
     | Stop
     | Finish
 )

@@ -193,15 +193,15 @@ class RestartGrace(Machine[Event, Action]):
         return [GiveUp(reason)]
 
     def _reason(self, now: float) -> str:
-        said: dict[str, list[int]] = {}
+        by_words: dict[str, list[int]] = {}
         for rank, activity in self._activities.items():
             words = f"used the CPU but wrote nothing for {COMPUTE_S:g} s"
             if activity.is_idle(now):
                 words = f"neither wrote nor used the CPU for {IDLE_S:g} s"
             elif activity.starved_s >= 1.0:
                 words += f", not counting {activity.starved_s:.0f} s waiting for a CPU"
-            said.setdefault(words, []).append(self.ranks[rank])
-        parts = [f"{ranks_in_words(sorted(ranks), RANKS_MAX)} {words}" for words, ranks in said.items()]
+            by_words.setdefault(words, []).append(self.ranks[rank])
+        parts = [f"{ranks_in_words(sorted(ranks), RANKS_MAX)} {words}" for words, ranks in by_words.items()]
         waited_s = now - self.stopped_at
         when = "" if waited_s < COMPUTE_S + 1.0 else f", {waited_s:.0f} s"
         return f"{'; '.join(parts)}{when} after SIGTERM"

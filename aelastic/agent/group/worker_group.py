@@ -167,11 +167,11 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     def _on_start_ahead(self, event: StartAhead) -> list[ev.Action]:
         match self.phase:
             case Phase.JOINING if self.in_place.is_ahead:  # tried before: workers start when a round includes them
-                return [ev.TellPrepared(are_ready=False)]
+                return [ev.ReportPrepared(are_ready=False)]
             case Phase.JOINING:  # workers are started
                 return self._spawn(None)
             case Phase.PREPARING | Phase.FORMING if self.in_place.are_all(WorkerStage.READY):  # they wait already
-                return [ev.TellPrepared(are_ready=not self.in_place.is_worn_out)]
+                return [ev.ReportPrepared(are_ready=not self.in_place.is_worn_out)]
             case Phase.SPAWNING | Phase.PREPARING:
                 return []  # already started
             case Phase.RUNNING | Phase.LEAVING | Phase.FORMING | Phase.AWAITING | Phase.BARRIER:
@@ -308,8 +308,8 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case Phase.RUNNING:  # reports the failure, stops it with its own signal, the others as always
                 can_recover = self.in_place.can_lose_one
                 self.in_place.on_lost(event.local_rank)
-                tell, *others = self._fail(event.local_rank, event.failure, now, now, in_place=can_recover)
-                return [tell, stop, *others]
+                report, *others = self._fail(event.local_rank, event.failure, now, now, in_place=can_recover)
+                return [report, stop, *others]
             case Phase.STOPPING if isinstance(self._wish, Await) and event.local_rank not in self.exits.failed:
                 self.exits.fail(event.local_rank, event.failure)  # all that hang were found while they ran
                 return [stop]
@@ -341,7 +341,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 assert self.assigned is not None
                 self.phase, self.deadline = Phase.BARRIER, now + self.spec.exit_barrier_timeout_s
                 self.state, self.reason = WorkerState.SUCCEEDED, "every worker of this node succeeded"
-                return [ev.TellSucceeded(self.assigned.round)]
+                return [ev.ReportSucceeded(self.assigned.round)]
             case Phase.STOPPING:  # nothing is left: the wish follows
                 return self._stopped()
             case Phase.DONE:
@@ -444,11 +444,11 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         end = End(WorkerState.STOPPED, reason := event.why, not event.is_drained, event.is_drained, event.signum)
         match self.phase:
             case Phase.SPAWNING:  # the start is cancelled, and the agent leaves
-                return [ev.TellLeft(reason), *self._cancel(end, WorkerState.STOPPED, reason, now)]
+                return [ev.ReportLeft(reason), *self._cancel(end, WorkerState.STOPPED, reason, now)]
             case (
                 Phase.PREPARING | Phase.RUNNING | Phase.LEAVING | Phase.FORMING
             ):  # workers are stopped, and the agent leaves
-                return [ev.TellLeft(reason), *self._stop(end, WorkerState.STOPPED, reason, now)]
+                return [ev.ReportLeft(reason), *self._stop(end, WorkerState.STOPPED, reason, now)]
             case Phase.CANCELLING if isinstance(self._wish, End) and self._wish.asked:  # stops waiting
                 return self._finish(self._wish)
             case Phase.STOPPING if isinstance(self._wish, End) and self._wish.asked:  # kills
@@ -458,9 +458,9 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return []
             case Phase.CANCELLING | Phase.STOPPING:  # leaves once the workers are gone
                 self._wish, self.reason = end, reason
-                return [ev.TellLeft(reason), *self._stop_rest(now)]
+                return [ev.ReportLeft(reason), *self._stop_rest(now)]
             case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.BARRIER:  # leaves
-                return [ev.TellLeft(reason), *self._finish(end)]
+                return [ev.ReportLeft(reason), *self._finish(end)]
             case Phase.DONE:
                 return []  # nothing is left to stop
             case _:
@@ -474,7 +474,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._finish(self._wish)
             case Phase.CANCELLING:  # leaves: its next workers could meet those of the cancelled start
                 reason = f"a cancelled start of workers did not end within {self.spec.shutdown_timeout_s:g} s"
-                return [ev.TellLeft(reason), *self._finish(End(WorkerState.STOPPED, reason))]
+                return [ev.ReportLeft(reason), *self._finish(End(WorkerState.STOPPED, reason))]
             case Phase.LEAVING:  # kills those that do not leave; if that does not help, stops all
                 return self._on_late(now)
             case Phase.PREPARING:  # stops all: they start when a round includes them
@@ -482,16 +482,16 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._stop(self._wish, WorkerState.STOPPED, reason, now)
             case Phase.STOPPING if not self.exits.may_kill:  # gives up on its workers
                 reason = "workers survived SIGKILL"
-                return [ev.TellLeft(reason), *self._finish(End(WorkerState.UNKNOWN, reason))]
+                return [ev.ReportLeft(reason), *self._finish(End(WorkerState.UNKNOWN, reason))]
             case Phase.STOPPING:  # kills
                 return self._kill(now)
             case Phase.RUNNING:  # stops the other workers, then gives up
                 reason = "child processes of a finished worker survived SIGKILL"
                 end = End(WorkerState.UNKNOWN, reason)
-                return [ev.TellLeft(reason), *self._stop(end, WorkerState.UNHEALTHY, reason, now)]
+                return [ev.ReportLeft(reason), *self._stop(end, WorkerState.UNHEALTHY, reason, now)]
             case Phase.BARRIER:  # ends as succeeded
                 reason = f"exit barrier timed out after {self.spec.exit_barrier_timeout_s:g} s: other nodes still run"
-                return [ev.TellLeft(reason), *self._finish(End(WorkerState.SUCCEEDED, reason))]
+                return [ev.ReportLeft(reason), *self._finish(End(WorkerState.SUCCEEDED, reason))]
             case Phase.INIT | Phase.JOINING | Phase.SPAWNING | Phase.FORMING | Phase.AWAITING | Phase.DONE:
                 raise self._impossible(event)
             case _:
@@ -515,7 +515,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         workers while the others keep theirs.
         """
         assert self.assigned is not None
-        return [ev.TellOptedIn(self.assigned.round)] if self.in_place.can_leave else []
+        return [ev.ReportOptedIn(self.assigned.round)] if self.in_place.can_leave else []
 
     def _leave(self, wish: Rejoin | Await, state: WorkerState, reason: Why, now: float) -> list[ev.Action]:
         """Workers leave the round and keep their processes."""
@@ -551,7 +551,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             return self._enter(self.in_place.next)
         self.phase, self.deadline = Phase.PREPARING if self.in_place.is_ahead else Phase.FORMING, None
         if self.in_place.has_joined:
-            return [ev.TellPrepared(are_ready=not self.in_place.is_worn_out)]
+            return [ev.ReportPrepared(are_ready=not self.in_place.is_worn_out)]
         self.in_place.join()
         return [self._ready(are_ready=not self.in_place.is_worn_out)]
 
@@ -618,9 +618,9 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         if failure.rank != worker.global_rank:  # it ended just before it got this rank, with another rank or none
             failure = failure.replace(rank=worker.global_rank, world_size=worker.world_size)
         self.exits.fail(local_rank, failure)
-        tell = ev.TellFailed(self.assigned.round, failure, at)
+        report = ev.ReportFailed(self.assigned.round, failure, at)
         move = self._leave if in_place else self._stop
-        return [tell, *move(Await(), WorkerState.UNHEALTHY, failure.short_message, now)]
+        return [report, *move(Await(), WorkerState.UNHEALTHY, failure.short_message, now)]
 
     def _stop(self, wish: Wish, state: WorkerState, reason: Why, now: float) -> list[ev.Action]:
         self.phase, self.state, self.reason, self._wish = Phase.STOPPING, state, reason, wish

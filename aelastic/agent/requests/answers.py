@@ -48,8 +48,8 @@ async def serve(conn: socket.socket, queries: Queries, observers: Observers) -> 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: Answers) -> None:
     writer.transport.set_write_buffer_limits(0)  # so that drained data has been sent: an abort does not lose it
 
-    async def say(said: JsonObject) -> None:
-        writer.write(json.dumps(said).encode() + b"\n")
+    async def send(message: JsonObject) -> None:
+        writer.write(json.dumps(message).encode() + b"\n")
         await writer.drain()
 
     try:
@@ -59,12 +59,12 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, an
             return  # the client only checked that an agent is there
         command = command_of(line)
     except CommandError as error:
-        await say({"code": "refused", "text": str(error)})
+        await send({"code": "refused", "text": str(error)})
         return
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_end_with, reader, tasks.cancel_scope)
-        async for said in answers.to(command):
-            await say(said)
+        async for message in answers.to(command):
+            await send(message)
         tasks.cancel_scope.cancel()
 
 
@@ -116,11 +116,11 @@ class Answers:
         elif verb == "why":
             yield {"code": "ok", "why": await self._why(), "held": self._observers.state.held}
         elif verb == "logs":
-            async for said in self._log(command):
-                yield said
+            async for message in self._log(command):
+                yield message
         else:
-            async for said in self._request(command):
-                yield said
+            async for message in self._request(command):
+                yield message
 
     async def status(self) -> JsonObject:
         shown = await self._queries.fetch(r.What.STATUS)
@@ -139,14 +139,14 @@ class Answers:
         for (node_id, _), text in shown.found.items():
             if node_id not in shown.silent:  # else it may be incomplete
                 of_node.setdefault(node_id, []).append(json.loads(text))
-        known = [each for told in of_node.values() for each in zip(_keys(told), told, strict=True)]
+        known = [each for reported in of_node.values() for each in zip(_keys(reported), reported, strict=True)]
         if not ends:  # this node joined later
             return sorted(dict(known).values(), key=lambda each: each["at"], reverse=True)
         for key, end in zip(_keys(ends), ends, strict=True):
-            for told in (told for of, told in known if of == key):
-                if end["failure"] is None and told["failure"] is not None:
-                    end.update({name: told[name] for name in ("symptom", "failure", "blame")})
-                end["step"] = max((each["step"] for each in (end, told) if each["step"] is not None), default=None)
+            for reported in (reported for of, reported in known if of == key):
+                if end["failure"] is None and reported["failure"] is not None:
+                    end.update({name: reported[name] for name in ("symptom", "failure", "blame")})
+                end["step"] = max((each["step"] for each in (end, reported) if each["step"] is not None), default=None)
         return ends
 
     async def _log(self, command: Command) -> AsyncIterator[JsonObject]:

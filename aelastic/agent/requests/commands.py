@@ -51,21 +51,21 @@ def command_of(line: bytes) -> Command:
         raise CommandError(NO_OBJECT) from None
 
 
-def _checked(said: Any) -> Command:
-    if not isinstance(said, dict):
+def _checked(received: Any) -> Command:
+    if not isinstance(received, dict):
         raise CommandError(NO_OBJECT)
-    verb = _text(said, "verb", NAME_MAX)
+    verb = _text(received, "verb", NAME_MAX)
     command = Command(
         verb=EARLIER_NAMES.get(verb, verb),
-        node=_text(said, "node", NAME_MAX),
-        reason=_text(said, "reason", r.REASON_MAX),
-        deadline_s=_seconds(said, "deadline_s", SAVE_S),
-        at_save=_flag(said, "at_save"),
-        wait=_flag(said, "wait"),
-        force=_flag(said, "force"),
-        rank=_rank(said, "rank"),
-        stderr=_flag(said, "stderr"),
-        follow=_flag(said, "follow"),
+        node=_text(received, "node", NAME_MAX),
+        reason=_text(received, "reason", r.REASON_MAX),
+        deadline_s=_seconds(received, "deadline_s", SAVE_S),
+        at_save=_flag(received, "at_save"),
+        wait=_flag(received, "wait"),
+        force=_flag(received, "force"),
+        rank=_rank(received, "rank"),
+        stderr=_flag(received, "stderr"),
+        follow=_flag(received, "follow"),
     )
     if command.verb not in VERBS:
         raise CommandError(f"verb is {command.verb!r:.80}: use one of {', '.join(VERBS)}")
@@ -74,29 +74,29 @@ def _checked(said: Any) -> Command:
     return command
 
 
-def _text(said: dict[str, Any], name: str, most: int) -> str:
-    value = said.get(name, "")
+def _text(received: dict[str, Any], name: str, most: int) -> str:
+    value = received.get(name, "")
     if isinstance(value, str) and len(value) <= most:
         return value
     raise CommandError(f"{name} is {value!r:.80}: use a text of at most {most:,} characters")
 
 
-def _flag(said: dict[str, Any], name: str) -> bool:
-    value = said.get(name, False)
+def _flag(received: dict[str, Any], name: str) -> bool:
+    value = received.get(name, False)
     if isinstance(value, bool):
         return value
     raise CommandError(f"{name} is {value!r:.80}: use true or false")
 
 
-def _rank(said: dict[str, Any], name: str) -> int:
-    value = said.get(name, -1)
+def _rank(received: dict[str, Any], name: str) -> int:
+    value = received.get(name, -1)
     if type(value) is int and -1 <= value <= COUNT_MAX:
         return value
     raise CommandError(f"{name} is {value!r:.80}: use a whole number, at least 0")
 
 
-def _seconds(said: dict[str, Any], name: str, otherwise: float) -> float:
-    value = said.get(name, otherwise)
+def _seconds(received: dict[str, Any], name: str, otherwise: float) -> float:
+    value = received.get(name, otherwise)
     if type(value) in {int, float} and 0 <= value <= SECONDS_MAX:  # false for NaN
         return float(value)
     raise CommandError(f"{name} is {value!r:.80}: use seconds, at most {SECONDS_MAX:.0e}")

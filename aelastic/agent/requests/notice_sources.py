@@ -32,7 +32,7 @@ TEXT_BYTES_MAX = 4096
 PAUSE_MIN_S, PAUSE_MAX_S = 1.0, 60.0
 
 
-def said_by(line: str) -> DrainRequest | None:
+def notice_of(line: str) -> DrainRequest | None:
     """Parses `drain SECONDS [REASON]`, `SECONDS [REASON]` or `cancel`; returns `None` for any other line."""
     if line.strip() == "cancel":
         return DrainRequest(None)
@@ -60,8 +60,12 @@ class NoticeSources:
             if self._spec.notice_command is not None:
                 tasks.start_soon(self._follow, self._spec.notice_command, name="notice command")
 
-    def _on_said(self, said: DrainRequest, by: str) -> None:
-        self._ask(said if said.deadline_s is None else said.replace(reason=f"{said.reason}, {by}".removeprefix(", ")))
+    def _on_notice(self, request: DrainRequest, by: str) -> None:
+        self._ask(
+            request
+            if request.deadline_s is None
+            else request.replace(reason=f"{request.reason}, {by}".removeprefix(", "))
+        )
 
     async def _watch(self, path: Path) -> None:
         before: str | None = None
@@ -71,8 +75,8 @@ class NoticeSources:
                 await anyio.sleep(WRITTEN_S)  # its creator may be about to write to it
                 text = _read(path)
             if text != before:
-                said = DrainRequest(None) if text is None else said_by(text) or DrainRequest(DEADLINE_S)
-                if text is not None and text.strip() and said_by(text) is None:
+                request = DrainRequest(None) if text is None else notice_of(text) or DrainRequest(DEADLINE_S)
+                if text is not None and text.strip() and notice_of(text) is None:
                     _log.warning(
                         "notice file %s: %.80r is not a notice; draining within %g s",
                         path,
@@ -80,7 +84,7 @@ class NoticeSources:
                         DEADLINE_S,
                         extra={"topic": "a-drain-notice-cannot-be-read"},
                     )
-                self._on_said(said, "by the notice file")
+                self._on_notice(request, "by the notice file")
                 before = text
             await anyio.sleep(FILE_INTERVAL_S)
 
@@ -100,13 +104,13 @@ class NoticeSources:
         try:
             async with program(command, self._env) as popen:
                 assert popen.stdout is not None
-                await self._hear(popen.stdout.fileno())
+                await self._read_lines(popen.stdout.fileno())
                 await wait_ended(popen.pid)
         except ProgramError as error:
             return str(error)
         return f"ended (exit code {popen.returncode})"
 
-    async def _hear(self, fd: int) -> None:
+    async def _read_lines(self, fd: int) -> None:
         rest, has_warned = b"", False
         os.set_blocking(fd, False)
         while True:
@@ -116,8 +120,8 @@ class NoticeSources:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 text = line.decode(errors="replace")
-                if (said := said_by(text)) is not None and len(line) <= TEXT_BYTES_MAX:
-                    self._on_said(said, "by the notice command")
+                if (request := notice_of(text)) is not None and len(line) <= TEXT_BYTES_MAX:
+                    self._on_notice(request, "by the notice command")
                 elif text.strip() and not has_warned:
                     has_warned = True
                     _log.warning(

@@ -31,7 +31,7 @@ class Notices:
 
     def __init__(self, context: RunContext) -> None:
         self._node_id, self._group, self._pages = context.settings.node_id, context.group, context.resources.pages
-        self._say, self._post, self._tell = context.resources.link.tell, context.post, context.tell
+        self._send, self._post, self._emit = context.resources.link.send, context.post, context.emit
         self._newest: r.Notice | None = None
         self._following = anyio.CancelScope()
         self._changed = anyio.Event()
@@ -43,14 +43,14 @@ class Notices:
 
     def _ask(self, verb: r.Verb, reason: str, deadline_s: float = 0.0) -> None:
         ask_id = f"{self._node_id}-{os.urandom(4).hex()}"
-        self._say(r.Ask(self._node_id, ask_id, verb, "", deadline_s, reason[: r.REASON_MAX]))
+        self._send(r.Ask(self._node_id, ask_id, verb, "", deadline_s, reason[: r.REASON_MAX]))
 
     def on_received(self, message: r.Notice | r.Answer) -> None:
         """Handles an announced or cancelled interruption, or the result of a request."""
         newest_id = 0 if self._newest is None else self._newest.notice_id
         match message:
             case r.Answer(_, is_applied, text) if text:
-                self._tell(Announced("answer" if is_applied else "refused", text))
+                self._emit(Announced("answer" if is_applied else "refused", text))
             case r.Notice(notice_id, _, stage) if stage is r.Stage.LEAVE or notice_id >= newest_id:
                 self._newest = message
                 self._following.cancel()
@@ -88,15 +88,15 @@ class Notices:
                 calls = await self._settled()
                 most = max(calls.values(), default=0)
                 can_leave = self._group.in_place.can_leave
-                self._say(r.Frozen(self._node_id, notice.notice_id, most, len(calls), save_at, can_leave))
+                self._send(r.Frozen(self._node_id, notice.notice_id, most, len(calls), save_at, can_leave))
                 await anyio.sleep_until(kill_at)  # no leader has sent more: the round has ended, or will
                 return pages.set_phase(NONE)
             case r.Stage.SAVE:
                 pages.set_phase(SAVE if notice.save_at else NONE, notice.save_at, kill_at)
-                self._tell(Announced("saving", _words(notice), notice.save_at, notice.is_signalled, notice.verb.value))
+                self._emit(Announced("saving", _words(notice), notice.save_at, notice.is_signalled, notice.verb.value))
                 return await self._await_saves(notice, kill_at)
             case r.Stage.NONE:
-                self._tell(Announced("called off", _words(notice)))
+                self._emit(Announced("called off", _words(notice)))
                 if self._group.exits.is_draining:
                     self._ask(r.Verb.RESTART, "workers ended for a notice that was canceled")
                 return pages.set_phase(NONE)
@@ -133,7 +133,7 @@ class Notices:
             while self._group.phase is Phase.RUNNING and not self._group.exits.alive:  # noqa: ASYNC110
                 await anyio.sleep(LOOK_S)  # all have ended by themselves: that is reported first
         if clock.now() < kill_at:
-            self._say(r.Saved(self._node_id, notice.notice_id))
+            self._send(r.Saved(self._node_id, notice.notice_id))
         await self._kill_late(kill_at)
 
     async def _kill_late(self, kill_at: float) -> None:

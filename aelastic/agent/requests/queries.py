@@ -44,7 +44,7 @@ AGAIN_S = 1.0
 COMING_S, COMING_AGAIN_S = 2.0, 0.05
 PIECE_BYTES = 32 << 10  # of a log, at a time
 NO_REMOTE = "this node does not answer requests from other nodes (--no-remote-requests)"
-NOT_TOLD = "logs of another node are shown only if the job has a secret (--secret-file)"
+NOT_SHOWN = "logs of another node are shown only if the job has a secret (--secret-file)"
 
 
 class QueryResult(Record):
@@ -80,7 +80,7 @@ class Queries:
             run_state,
             collect_stacks,
         )
-        self._node_id, self._say = settings.node_id, resources.link.tell
+        self._node_id, self._send = settings.node_id, resources.link.send
         self.users = UserNames()
         self._open: dict[str, Mailbox[r.Answer | r.Fetched]] = {}
 
@@ -94,7 +94,7 @@ class Queries:
             round_ = 0 if (formed := self._state.formed) is None else formed.round
             usual = {"target": "", "deadline_s": 0.0, "reason": reason[: r.REASON_MAX], "round": round_}
             ask = r.Ask(self._node_id, ask_id, verb, **{**usual, **fields})
-            self._say(ask)
+            self._send(ask)
             answer = await mailbox.next(clock.now() + ANSWER_S)
             return answer if isinstance(answer, r.Answer) else None
 
@@ -108,14 +108,14 @@ class Queries:
             fetch = r.Fetch(self._node_id, ask_id, what, **fields)
             began = clock.now()
             until = began + (STACKS_S if what is r.What.STACKS else ANSWER_S)
-            self._say(fetch)
+            self._send(fetch)
             while (now := clock.now()) < until:
                 is_few = answer is not None and self._are_coming(answer, fetch.target) and now < began + COMING_S
                 if answer is not None and not {*answer.nodes} - done and not is_few:
                     break
                 match await mailbox.next(min(until, now + (COMING_AGAIN_S if is_few else AGAIN_S))):
                     case None if answer is not None and (is_few or what is not r.What.STACKS):
-                        self._say(fetch)
+                        self._send(fetch)
                     case None:
                         pass  # the next leader receives it
                     case r.Answer() as answer:
@@ -157,19 +157,19 @@ class Queries:
         node_id, rdzv, refusal = self._node_id, self._settings.spec.rdzv, ""
         if rdzv is not None and fetch.node_id != node_id:
             is_closed = fetch.what is r.What.LOG and not rdzv.secret_path
-            refusal = NO_REMOTE if not rdzv.remote_requests else NOT_TOLD if is_closed else ""
+            refusal = NO_REMOTE if not rdzv.remote_requests else NOT_SHOWN if is_closed else ""
         if not refusal:
             try:
                 async for key, value in self._shown(fetch):
                     for begin in range(0, max(len(value), 1), TEXT_MAX):
                         piece = value[begin : begin + TEXT_MAX]
                         shown = r.Fetched(node_id, fetch.node_id, fetch.ask_id, key, piece, is_last=False)
-                        self._say(shown.replace(is_continued=begin > 0))
+                        self._send(shown.replace(is_continued=begin > 0))
             except (OSError, LookupError) as error:
                 refusal = str(error) or type(error).__name__
             except Exception as error:  # noqa: BLE001  no other node may end this agent
                 refusal = f"this node failed to answer: {described(error)}"
-        self._say(r.Fetched(node_id, fetch.node_id, fetch.ask_id, "", refusal, is_refused=bool(refusal)))
+        self._send(r.Fetched(node_id, fetch.node_id, fetch.ask_id, "", refusal, is_refused=bool(refusal)))
 
     async def _shown(self, fetch: r.Fetch) -> AsyncIterator[tuple[str, str]]:
         match fetch.what:

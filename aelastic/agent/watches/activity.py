@@ -72,7 +72,7 @@ class ActivitySampler(Watch):
         look: reads `/proc`, in a thread.
         step_s: returns the median step; `None` if it is not known.
         waiting: returns local ranks that wait because they are asked to.
-        steps_are_told: the timeout is a number of steps, and only workers that recover in place report steps.
+        steps_are_reported: the timeout is a number of steps, and only workers that recover in place report steps.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ActivitySampler(Watch):
         step_s: Callable[[], float | None] = lambda: None,
         waiting: Callable[[], Collection[int]] = lambda: (),
         *,
-        steps_are_told: bool = False,
+        steps_are_reported: bool = False,
     ) -> None:
         self._rules = rules
         self._signs = signs_for(rules, stuck_timeout_s)
@@ -94,7 +94,7 @@ class ActivitySampler(Watch):
         self._report, self._step_s, self._waiting = report, step_s, waiting
         self._look: Look = ProcTable() if look is None else look
         self._generation = 0
-        self._misses_steps = steps_are_told  # a warning is due if no step is reported
+        self._misses_steps = steps_are_reported  # a warning is due if no step is reported
         self._began_at = 0.0
         self._targets: dict[int, SamplingTarget] = {}
         self._expecting: set[int] = set()  # local ranks whose output is matched

@@ -59,7 +59,7 @@ class Watches:
         if spec.finds_hangs or spec.expect_output is not None or env.get(STUCK_VARIABLE):
             from aelastic.agent.watches.activity import ActivitySampler, stuck_timeout_of
 
-            is_told = spec.hang_timeout_steps is not None and spec.progress is None
+            are_reported = spec.hang_timeout_steps is not None and spec.progress is None
             self._watches.append(
                 ActivitySampler(
                     spec,
@@ -68,7 +68,7 @@ class Watches:
                     stuck_timeout_s=stuck_timeout_of(env),
                     step_s=step_s,
                     waiting=waiting,
-                    steps_are_told=is_told,
+                    steps_are_reported=are_reported,
                 )
             )
 

@@ -66,7 +66,7 @@ class Progress:
     Args:
         logs: their output.
         committed: returns the newest committed steps by local rank.
-        tell: takes run events, for the observers.
+        emit: takes run events, for the observers.
         is_on: `--progress` is given.
     """
 
@@ -74,7 +74,7 @@ class Progress:
         self,
         logs: RunLogs,
         committed: Callable[[], Mapping[int, int]],
-        tell: Callable[[Progressed], None],
+        emit: Callable[[Progressed], None],
         *,
         is_on: bool,
     ) -> None:
@@ -82,13 +82,13 @@ class Progress:
         self._logs = logs
         self._committed = committed
         self._commits = anyio.Event()  # workers commit steps
-        self._tell = tell
+        self._emit = emit
         self._generation = 0
         self._ranks: Sequence[int] = ()  # by local rank
         self._ended: set[int] = set()  # local ranks of workers that have ended, and left nothing in a buffer
         self._pace = Pace()
         self._rate: float | None = None  # steps per second
-        self._told = Progressed(0, 0, 0, 0)
+        self._emitted = Progressed(0, 0, 0, 0)
         self._is_behind = False  # workers may have written more steps than were seen
 
     def begin(self, generation: int, ranks: Sequence[int]) -> None:
@@ -179,11 +179,11 @@ class Progress:
         left = None if total is None or not self._rate else max(0, total - step) / self._rate
         rank = self._ranks[local_rank]
         now = Progressed(self._generation, local_rank, rank, step, total, self._rate, left, is_last)
-        told = self._told
-        is_new = (now.generation, step, total) != (told.generation, told.step, told.total)
+        before = self._emitted
+        is_new = (now.generation, step, total) != (before.generation, before.step, before.total)
         if is_new or is_last:
-            self._told = now
-            self._tell(now)
+            self._emitted = now
+            self._emit(now)
 
     def _find(self) -> tuple[int, int, int | None] | None:
         """Returns the worker that speaks for all, its step, and the total that it reports."""

@@ -47,13 +47,13 @@ class StartWatch(Observer):
 
     Args:
         group: the workers; read, never changed.
-        tell: takes run events, for the observers.
+        emit: takes run events, for the observers.
         is_local: the workers are processes of this machine; otherwise only their files are seen.
     """
 
-    def __init__(self, group: WorkerGroup, tell: Callable[[RunEvent], None], *, is_local: bool) -> None:
+    def __init__(self, group: WorkerGroup, emit: Callable[[RunEvent], None], *, is_local: bool) -> None:
         self._group = group
-        self._tell = tell
+        self._emit = emit
         self._is_local = is_local
         self._visible: tuple[StartPhase, ...] = ("output", "process_group") if is_local else ("output",)
         self._files: Mapping[int, tuple[Path, ...]] = {}  # files that workers write to, by local rank
@@ -139,6 +139,6 @@ class StartWatch(Observer):
         for phase in sorted(missing & reached):
             missing.discard(phase)
             passed_s = clock.now() - self.run_state.formed_at
-            self._tell(WorkerReached(started.generation, local_rank, rank, kind, phase, passed_s))
+            self._emit(WorkerReached(started.generation, local_rank, rank, kind, phase, passed_s))
         if not missing:
             self._missing.pop(local_rank, None)

@@ -76,15 +76,15 @@ def listen_at(folder: Path, name: str) -> socket.socket:
         return listener
 
 
-def close(folder: Path, name: str, said: Mapping[str, Any] | None) -> None:
+def close(folder: Path, name: str, record: Mapping[str, Any] | None) -> None:
     """Replaces an agent's socket by the description that the agent leaves, if any.  Never fails."""
     with suppress(OSError), _opened(folder) as fd:
         os.unlink(f"{name}{SOCKET_SUFFIX}", dir_fd=fd)
-        if said is None:
+        if record is None:
             return
         import json
 
-        write_beside(f"/proc/self/fd/{fd}/{name}{ENDED_SUFFIX}", json.dumps(said).encode())
+        write_beside(f"/proc/self/fd/{fd}/{name}{ENDED_SUFFIX}", json.dumps(record).encode())
 
 
 def names_in(folder: Path) -> list[str]:

@@ -15,7 +15,7 @@ WORDS: Mapping[str, str] = {
 }
 
 
-def told(states: Mapping[int, str]) -> str:
+def sentence_of(states: Mapping[int, str]) -> str:
     """Returns a sentence about the ranks that do not run; empty if all do.
 
     Args:

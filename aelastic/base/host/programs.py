@@ -92,8 +92,8 @@ async def output_of(
             _read_what_is_there(fd, into, bytes_max)
         if any(len(each) > bytes_max for each in written.values()):
             raise ProgramError(f"wrote more than {bytes_max >> 10} KiB")
-    said, complained = (each.decode(errors="replace") for each in written.values())
-    return popen.returncode, said, complained
+    output, complained = (each.decode(errors="replace") for each in written.values())
+    return popen.returncode, output, complained
 
 
 async def _read(fd: int, into: bytearray, bytes_max: int, both: anyio.CancelScope) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 _log = logging.getLogger(__name__)
 
 # Interval between reports of a loop's exceptions, and of misbehaviour of others, who may do it all the time.
-TELL_INTERVAL_S = 60.0
+WARN_INTERVAL_S = 60.0
 # How many characters of an exception are shown: it may contain received data.
 DESCRIBED_MAX = 200
 
@@ -31,7 +31,7 @@ class RareWarnings:
     def warn(self, message: str, *args: object, now: float) -> None:
         """Warns; the next warning with these words counts those that were suppressed."""
         logged_at, suppressed = self._logged.get(message, (-math.inf, 0))
-        if now - logged_at < TELL_INTERVAL_S:
+        if now - logged_at < WARN_INTERVAL_S:
             self._logged[message] = logged_at, suppressed + 1
             return
         self._logged[message] = now, 0
@@ -56,7 +56,7 @@ class ExceptionsOnce:
         self._suppressed = 0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if loop.time() - self._logged_at < TELL_INTERVAL_S:
+        if loop.time() - self._logged_at < WARN_INTERVAL_S:
             self._suppressed += 1
             return
         more, self._suppressed, self._logged_at = self._suppressed, 0, loop.time()

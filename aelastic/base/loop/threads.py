@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 # How often to try again to start a thread.
 LOOK_AGAIN_S = 0.05
 # A short shortage is not worth a line: a worker that dies of it takes its processes along.
-TELL_AFTER_S = 1.0
+WARN_AFTER_S = 1.0
 
 
 async def run_sync(
@@ -44,7 +44,7 @@ async def run_sync(
                 raise
         at = now()
         waits_since = at if waits_since is None else waits_since
-        if 0 <= at - waits_since - TELL_AFTER_S < LOOK_AGAIN_S:
+        if 0 <= at - waits_since - WARN_AFTER_S < LOOK_AGAIN_S:
             _log.warning(
                 "this host cannot start more threads (ulimit -u, pids.max): output may be late",
                 extra={"topic": "the-host-is-out-of-processes-or-memory"},
@@ -58,7 +58,7 @@ async def keep_one() -> None:
     Raises:
         RuntimeError: the host has refused it for a second (`aelastic.base.host.shortages.shortage_of` tells why).
     """
-    with anyio.move_on_after(TELL_AFTER_S):
+    with anyio.move_on_after(WARN_AFTER_S):
         await run_sync(int)
         return
     await anyio.to_thread.run_sync(int)

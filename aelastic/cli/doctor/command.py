@@ -17,7 +17,7 @@ from aelastic.cli.parser import Groups, read_options
 from aelastic.cli.spec_fields import rendezvous_fields
 from aelastic.diagnose.failures.failure import printable
 from aelastic.errors import EXIT_FAILURE
-from aelastic.observe.ui.commands import Colour, paint_for, say, say_painted
+from aelastic.observe.ui.commands import Colour, paint_for, write_painted, write_text
 from aelastic.observe.ui.progress_line import ProgressLine
 from aelastic.rdzv.settings import RendezvousSettings
 
@@ -77,22 +77,22 @@ class _Report:
         self._findings.append(finding)
         if not self._is_json:
             self._progress.clear()
-            say_finding(finding)
+            write_finding(finding)
 
     def end(self) -> int:
         """Prints the findings if they are printed as JSON, and returns the exit code."""
         has_failed = any(finding.level == "error" for finding in self._findings)
         if self._is_json:
             found = [{"level": each.level, "subject": each.subject, "text": each.words} for each in self._findings]
-            say(json.dumps({"code": "failed" if has_failed else "ok", "findings": found}, indent=2))
+            write_text(json.dumps({"code": "failed" if has_failed else "ok", "findings": found}, indent=2))
         return EXIT_FAILURE if has_failed else 0
 
 
-def say_finding(finding: Finding) -> None:
+def write_finding(finding: Finding) -> None:
     """Prints a finding: on a terminal with colours, and wrapped; elsewhere on one line, for programs."""
     text = printable(str(finding))
     if sys.stdout is not None and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns - 1
         text = textwrap.fill(text, width, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False)
     level = finding.level
-    say_painted(paint_for(sys.stdout)(level, COLOURS[level]) + text.removeprefix(level))
+    write_painted(paint_for(sys.stdout)(level, COLOURS[level]) + text.removeprefix(level))

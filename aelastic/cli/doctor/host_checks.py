@@ -58,8 +58,8 @@ def check_torch(environ: Mapping[str, str]) -> Finding:
         return Finding("error", "torch", words)
     if asked.returncode == 0:
         return Finding("ok", "torch", f"{asked.stdout.split()[-1]}, imported by {sys.executable}")
-    said = [line for line in asked.stderr.splitlines() if line.strip()]
-    reason = said[-1].strip() if said else f"exit code {asked.returncode}"
+    lines = [line for line in asked.stderr.splitlines() if line.strip()]
+    reason = lines[-1].strip() if lines else f"exit code {asked.returncode}"
     return Finding("error", "torch", f"{sys.executable} cannot import it ({reason}): pip install torch")
 
 

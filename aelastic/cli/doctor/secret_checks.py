@@ -76,9 +76,9 @@ async def _check_coordinator(text: bytes, secret: SecretFile | None) -> Finding:
         stored = from_text(claimed(text).decode(errors="replace"))
         leader = stored.leader if isinstance(stored, StoredCell) else None
     if leader is not None and secret is not None:
-        is_trusted, told = await _greet(leader, secret)
-        problem = problem or ("" if is_trusted else told)
-        words = f"{Endpoint(next(iter(leader.addresses), ''), leader.port)}: {problem or told}"
+        is_trusted, outcome = await _greet(leader, secret)
+        problem = problem or ("" if is_trusted else outcome)
+        words = f"{Endpoint(next(iter(leader.addresses), ''), leader.port)}: {problem or outcome}"
     else:
         words = problem or "nothing is proved"
     return Finding("error" if problem else "ok", "leader", words)

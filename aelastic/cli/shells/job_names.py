@@ -49,8 +49,8 @@ def _ended(folder: Path) -> Iterator[str]:
 def _names(text: str | bytes) -> Iterator[str]:
     """The run id in an answer, or in what an agent has left; none if another version wrote it."""
     with suppress(ValueError, TypeError, KeyError, RecursionError):
-        said: Any = json.loads(text)
-        yield str(said["run"]["run_id"])
+        answer: Any = json.loads(text)
+        yield str(answer["run"]["run_id"])
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ class _Asking:
         socket_name, here = self._jobs.meant()[0]
         return self._jobs.answer(socket_name, verb=self._verb), here
 
-    def _conclude(self, said: JsonObject, text: str = "", *, painted: str = "", about: str = "") -> int:
+    def _conclude(self, answer: JsonObject, text: str = "", *, painted: str = "", about: str = "") -> int:
         """Prints the answer, as JSON or as text, and returns the exit code.
 
         Args:
@@ -170,15 +170,15 @@ class _Asking:
             painted: likewise, but already printable; it may have colours.
             about: how the text begins.
         """
-        code = EXIT_CODES.get(said["code"], EXIT_NO_ANSWER)
+        code = EXIT_CODES.get(answer["code"], EXIT_NO_ANSWER)
         if self._args.json:
-            _write(json.dumps(said, indent=None if getattr(self._args, "watch", False) else 2))
+            _write(json.dumps(answer, indent=None if getattr(self._args, "watch", False) else 2))
         elif code:
-            self._complain(f"aelastic: {about}{said.get('text') or said['code']}")
+            self._complain(f"aelastic: {about}{answer.get('text') or answer['code']}")
         elif painted:
             _write(painted)
-        elif text or said.get("text"):
-            _write(printable(f"{about}{text or said['text']}"))
+        elif text or answer.get("text"):
+            _write(printable(f"{about}{text or answer['text']}"))
         return code
 
     # Queries.
@@ -188,35 +188,35 @@ class _Asking:
         return self._conclude({"code": "ok", "jobs": jobs}, painted=texts.jobs(jobs, paint_for(sys.stdout)))
 
     def status(self) -> int:
-        said, here = self._answer()
-        nodes, silent, refused = said.get("nodes", ()), [*said.get("silent", ())], said.get("refused", {})
-        if missing := said.get("missing", 0):
+        answer, here = self._answer()
+        nodes, silent, refused = answer.get("nodes", ()), [*answer.get("silent", ())], answer.get("refused", {})
+        if missing := answer.get("missing", 0):
             silent.append(counted(missing, "more node"))
-        return self._conclude(said, painted=texts.status(nodes, silent, refused, here, paint_for(sys.stdout)))
+        return self._conclude(answer, painted=texts.status(nodes, silent, refused, here, paint_for(sys.stdout)))
 
     def stacks(self) -> int:
-        said, _ = self._answer()
-        found, ranks = said.get("stacks", {}), {str(int(rank)) for rank in self._args.ranks}
-        if said["code"] == "ok" and (unknown := ranks - found.keys()):
+        answer, _ = self._answer()
+        found, ranks = answer.get("stacks", {}), {str(int(rank)) for rank in self._args.ranks}
+        if answer["code"] == "ok" and (unknown := ranks - found.keys()):
             there = f"; there are {texts.ranks(found)}" if found else ": no worker is running"
-            said = {"code": "refused", "text": f"no rank {', '.join(sorted(unknown))}{there}"}
-        said["stacks"] = {rank: text for rank, text in found.items() if rank in (ranks or found)}
-        return self._conclude(said, texts.stacks(said["stacks"], said.get("compared", "")))
+            answer = {"code": "refused", "text": f"no rank {', '.join(sorted(unknown))}{there}"}
+        answer["stacks"] = {rank: text for rank, text in found.items() if rank in (ranks or found)}
+        return self._conclude(answer, texts.stacks(answer["stacks"], answer.get("compared", "")))
 
     def why(self) -> int:
         try:
-            said, _ = self._answer()
+            answer, _ = self._answer()
         except NoAnswerError as error:
             is_known_without = error.code == EXIT_NO_JOB or os.path.exists(self._args.job)  # another job may be silent
             found = self._why_ended() if is_known_without else None
             if found is None:
                 raise
-            said = found
-        ends = said.get("why", [])
-        said |= {"why": ends[: self._args.n], "earlier": max(0, len(ends) - self._args.n)}
-        if said["code"] == "ok" and not said["why"] and (ended := said.get("ended")):
-            return self._conclude(said, ended)
-        return self._conclude(said, texts.why(said["why"], said["earlier"], said.get("held", "")))
+            answer = found
+        ends = answer.get("why", [])
+        answer |= {"why": ends[: self._args.n], "earlier": max(0, len(ends) - self._args.n)}
+        if answer["code"] == "ok" and not answer["why"] and (ended := answer.get("ended")):
+            return self._conclude(answer, ended)
+        return self._conclude(answer, texts.why(answer["why"], answer["earlier"], answer.get("held", "")))
 
     def _why_ended(self) -> JsonObject | None:
         """Returns the answer about a job that has ended; `None` if nothing is known of it.
@@ -244,11 +244,11 @@ class _Asking:
         asked = {"rank": int(self._args.rank), "stderr": self._args.stderr, "follow": self._args.follow}
         is_first, text = True, ""
         socket_name, _ = self._jobs.meant()[0]
-        for said in self._jobs.answers(socket_name, verb="logs", **asked):
-            if "code" in said:  # with --follow, the job may be over
-                is_over = self._args.follow and not is_first and said is NO_ANSWER
-                return 0 if is_over else self._conclude({**said, "data": text} if self._args.json else said)
-            data = said["data"].encode("latin-1")
+        for message in self._jobs.answers(socket_name, verb="logs", **asked):
+            if "code" in message:  # with --follow, the job may be over
+                is_over = self._args.follow and not is_first and message is NO_ANSWER
+                return 0 if is_over else self._conclude({**message, "data": text} if self._args.json else message)
+            data = message["data"].encode("latin-1")
             if is_first:
                 data, is_first = b"".join(data.splitlines(keepends=True)[-self._args.n :]), False
             if self._args.json:
@@ -261,7 +261,7 @@ class _Asking:
 
     def _request(self) -> int:
         """Sends a request that changes the job."""
-        args, has_said = vars(self._args), False
+        args, has_answered = vars(self._args), False
         if args.get("now") and args["at_save"]:
             raise NoAnswerError(
                 "error: stop: --at-save lets workers save, --now kills them: use one of the two", EXIT_INPUT
@@ -274,14 +274,14 @@ class _Asking:
             asked["deadline_s"] = args["deadline"]
         socket_name, here = self._agent_of(args)
         job = here["run"]["run_id"]
-        for said in self._jobs.answers(socket_name, **asked):
-            if "code" in said:
-                is_over = said is NO_ANSWER and has_said
-                last = {"code": "ok", "text": "the agent has ended"} if is_over else said
+        for message in self._jobs.answers(socket_name, **asked):
+            if "code" in message:
+                is_over = message is NO_ANSWER and has_answered
+                last = {"code": "ok", "text": "the agent has ended"} if is_over else message
                 return self._conclude({**last, "job": job}, about=f"{job}: ")
-            has_said = True
+            has_answered = True
             if not self._args.json:
-                _write(printable(f"{job}: {said['text']}"))
+                _write(printable(f"{job}: {message['text']}"))
         raise AssertionError("the last answer ends it")
 
     def _agent_of(self, args: Mapping[str, Any]) -> tuple[str, JsonObject]:

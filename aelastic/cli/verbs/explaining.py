@@ -21,7 +21,7 @@ from aelastic.errors import InputError
 from aelastic.observe.run_events import Recovered
 from aelastic.observe.run_state import GenerationEnd
 from aelastic.observe.status import describe_ends
-from aelastic.observe.ui.commands import say
+from aelastic.observe.ui.commands import write_text
 from aelastic.observe.ui.progress_line import ProgressLine
 from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.decisions.as_json import from_json, to_json
@@ -84,8 +84,8 @@ class Round:
                     self.failures.setdefault(failure.rank, failure)
                 if reason := entry.text("reason"):
                     has_failed = entry.text("cause") == "failure" or record.get("failure") is not None
-                    told = RecordedEnd(reason, from_json(record.get("decision")), at, has_failed)
-                    self._ends.setdefault(event != "restarting", told)
+                    end = RecordedEnd(reason, from_json(record.get("decision")), at, has_failed)
+                    self._ends.setdefault(event != "restarting", end)
                 self._is_left_in_place |= event == "restarting" and record.get("in_place") is True
             case "not_recovered":
                 self._is_left_in_place = False
@@ -107,8 +107,8 @@ class Round:
     def settle(self, *, is_last: bool) -> None:
         """Chooses the round's end once all is read: a node without later rounds also records the job's end for it."""
         if self._ends:
-            told = self._ends.get(is_last) or self._ends[not is_last]
-            self.reason, self.decision, self.ended, self._has_failed = told
+            end = self._ends.get(is_last) or self._ends[not is_last]
+            self.reason, self.decision, self.ended, self._has_failed = end
             self.is_over = is_last and True in self._ends
 
     @property
@@ -135,15 +135,15 @@ class Round:
         return GenerationEnd(self.generation, self.began, self.ended, "end", *known, in_place, recovered)
 
 
-def _failure_in(told: Json) -> ProcessFailure:
+def _failure_in(record: Json) -> ProcessFailure:
     """Returns the failure in a record.
 
     Raises:
         ValueError: a field is missing.
     """
-    known = {name: told[name] for name in SHARED_FIELDS if told.get(name) is not None}
+    known = {name: record[name] for name in SHARED_FIELDS if record.get(name) is not None}
     known.pop("matched_rules", None)  # these are of the run's own rules
-    known["timestamp"] = epoch_s(told.get("timestamp_s"))
+    known["timestamp"] = epoch_s(record.get("timestamp_s"))
     try:
         return ProcessFailure.from_elsewhere(**known)
     except TypeError as error:
@@ -168,7 +168,7 @@ def run_policy(argv: Sequence[str]) -> int:
         asyncio.run(_compare(rounds, rules))
     policy = RestartPolicy(budget if args.max_restarts is None else args.max_restarts, rules)
     decided = list(_decisions(policy, rounds))
-    say(json.dumps({"code": "ok", "rounds": decided}, indent=2) if args.json else as_text(decided, len(rounds)))
+    write_text(json.dumps({"code": "ok", "rounds": decided}, indent=2) if args.json else as_text(decided, len(rounds)))
     return 0
 
 

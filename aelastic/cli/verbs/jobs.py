@@ -58,8 +58,8 @@ class Jobs:
                 if asked.get("follow") or asked.get("wait"):
                     conn.settimeout(None)
                 for line in lines:
-                    yield (said := json.loads(line))
-                    if "code" in said:
+                    yield (message := json.loads(line))
+                    if "code" in message:
                         return
             self._is_silent = True
         yield NO_ANSWER
@@ -107,8 +107,8 @@ class Jobs:
             NoAnswerError: there is no such job, there are several, or it may be somebody else's.
         """
         agents = self.named()
-        here = [said["run"]["run_id"] for _, said in agents if _is_this_folder(said.get("folder", ""))]
-        jobs = {said["run"]["run_id"]: texts.briefly(said) for _, said in agents}
+        here = [agent["run"]["run_id"] for _, agent in agents if _is_this_folder(agent.get("folder", ""))]
+        jobs = {agent["run"]["run_id"]: texts.briefly(agent) for _, agent in agents}
         if len(jobs) > 1:
             example = self._command(here[0] if here else min(jobs))
             listed = ", ".join(jobs[job] for job in sorted(jobs))
@@ -140,7 +140,7 @@ class Jobs:
 
     def ended(self) -> list[JsonObject]:
         """Returns the records that ended agents left, the latest first; only those that this version can read."""
-        return [said for said in map(_left, control_sockets.left_in(self._folder)) if said is not None]
+        return [record for record in map(_left, control_sockets.left_in(self._folder)) if record is not None]
 
     def ended_as(self, job: str) -> list[JsonObject]:
         """Returns the records of ended jobs of that name, or else of names that begin with it."""
@@ -159,13 +159,13 @@ def _is_this_folder(folder: str) -> bool:
 def _left(data: bytes) -> JsonObject | None:
     """Returns the record that an agent left; `None` if another version wrote it and it cannot be shown."""
     try:
-        said: JsonObject = json.loads(data)
-        if not said.get("run"):
+        record: JsonObject = json.loads(data)
+        if not record.get("run"):
             return None
-        texts.has_ended(said)
-        texts.why(said["why"])
-        names = said["run"]["run_id"], said["run"]["entrypoint"], said["state"]
+        texts.has_ended(record)
+        texts.why(record["why"])
+        names = record["run"]["run_id"], record["run"]["entrypoint"], record["state"]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
     are_texts = all(isinstance(each, str) for each in names)
-    return said if are_texts and isinstance(said["why"], list) else None
+    return record if are_texts and isinstance(record["why"], list) else None

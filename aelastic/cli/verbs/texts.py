@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from aelastic.base.host.kernel_states import told as told_of
+from aelastic.base.host.kernel_states import sentence_of
 from aelastic.diagnose.failures.failure import printable
 from aelastic.observe.status_text import counted, duration
 from aelastic.observe.ui.commands import Colour, Paint, plain
@@ -91,9 +91,9 @@ def status(
     if whole := sum(first["spent"].values()):
         head.append(f"trained {100 * first['spent']['trained'] / whole:.0f} %")
     # In most scripts one rank prints steps, on whatever node it runs.
-    told = [each["progress"] for each in nodes if each["progress"] is not None]
-    if told:
-        progress = max(told, key=lambda each: int(each["step"]))
+    reported = [each["progress"] for each in nodes if each["progress"] is not None]
+    if reported:
+        progress = max(reported, key=lambda each: int(each["step"]))
         head.append(f"step {progress['step']}" + (f" of {progress['total']}" if progress.get("total") else ""))
     is_one_host = len({each["run"]["host"] for each in nodes}) < len(nodes)
     rows = []
@@ -103,7 +103,7 @@ def status(
         at = _ranks(round_["first_rank"], len(each["workers"])) if running else "-"
         name = run["node_id"] if is_one_host else run["host"]
         note = each["announced"] or each["waiting"] or (each["reason"] if each["phase"] != "running" else "")
-        halted = told_of({one["rank"]: one["kernel"] for one in each["workers"] if one["kernel"]})
+        halted = sentence_of({one["rank"]: one["kernel"] for one in each["workers"] if one["kernel"]})
         note = "; ".join(filter(None, [halted, note]))
         rows.append((name + " *" * each["leads"], each["phase"], at, _since(each, each["since"]), note))
     rows += [(each, "silent", "-", "-", "no answer") for each in silent]

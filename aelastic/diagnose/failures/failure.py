@@ -153,16 +153,16 @@ class ProcessFailure(Record):
 
         Arguments are the fields in `SHARED_FIELDS`; the error file is not available here.
         """
-        told = cls.__new__(cls)
-        Record.__init__(told, *args, **fields)
+        received = cls.__new__(cls)
+        Record.__init__(received, *args, **fields)
         # Stripped after it is cut: reading the message that it becomes must give the same text again.
-        headline = printable(told.message.strip())[:MESSAGE_CHARS_MAX].strip()
+        headline = printable(received.message.strip())[:MESSAGE_CHARS_MAX].strip()
         if not headline:
-            reason = _explain(told.exitcode, "", told.oom.strip(), told.note.strip())[0]
+            reason = _explain(received.exitcode, "", received.oom.strip(), received.note.strip())[0]
             headline = printable(reason)[:MESSAGE_CHARS_MAX].strip()
-        cut = {name: printable(getattr(told, name))[:limit] for name, limit in CHARS_MAX.items()}
-        traceback = printable(told.traceback)[-TRACEBACK_CHARS_MAX:]
-        return told.replace(**cut, message=headline, traceback=traceback, timestamp=epoch_s(told.timestamp))
+        cut = {name: printable(getattr(received, name))[:limit] for name, limit in CHARS_MAX.items()}
+        traceback = printable(received.traceback)[-TRACEBACK_CHARS_MAX:]
+        return received.replace(**cut, message=headline, traceback=traceback, timestamp=epoch_s(received.timestamp))
 
     def __hash__(self) -> int:
         return hash((self.host, self.rank, self.pid, self.exitcode, self.message))

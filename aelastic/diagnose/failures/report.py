@@ -101,8 +101,10 @@ def _also(same: Mapping[int, ProcessFailure]) -> str:
     first = next(iter(same.values()))
     what = "raised" if first.traceback else "failed"
     rest = " (the same stack)" if first.stack and not first.stack.startswith(NO_STACK) else ""
-    said = first.headline if len(first.headline) <= REPORT_PLACE_CHARS else f"{first.headline[:REPORT_PLACE_CHARS]}..."
-    line = f"Also {what}: {_named(same)}: {said}{rest}"
+    headline = (
+        first.headline if len(first.headline) <= REPORT_PLACE_CHARS else f"{first.headline[:REPORT_PLACE_CHARS]}..."
+    )
+    line = f"Also {what}: {_named(same)}: {headline}{rest}"
     beside = " and beside it" if len(same) > 1 else ""
     return f"{line}\n  log       : {first.log_file}{beside}" if first.log_file else line
 
@@ -182,8 +184,8 @@ def _cause(failure: ProcessFailure) -> Iterator[str]:
         text = f"... (the beginning is cut off)\n{text[-REPORT_TRACEBACK_CHARS:]}"
     if text:
         yield "  traceback : " + text.replace("\n", "\n  ")
-    elif said := last_line(failure.stderr_tail):
-        yield f"  stderr    : {said}"
+    elif line := last_line(failure.stderr_tail):
+        yield f"  stderr    : {line}"
 
 
 def _short_line(line: str) -> str:

@@ -104,7 +104,7 @@ class _Watched:
 
     since: dict[WatchName, float]  # when it last satisfied each rule
     sample: Sample = field(default_factory=Sample)
-    told: set[WatchName] = field(default_factory=set[WatchName])
+    reported: set[WatchName] = field(default_factory=set[WatchName])
     has_matched: bool = False
 
 
@@ -165,7 +165,7 @@ class HangDetector:
             since + self._timeouts[by]
             for watched in self._watched.values()
             for by, since in watched.since.items()
-            if by not in watched.told
+            if by not in watched.reported
         ]
         shortest_s = min(STEPS_TIMEOUT_MIN_S if each == math.inf else each for each in self._timeouts.values())
         return max(self._looked_at + INTERVAL_MIN_S, min([self._looked_at + shortest_s / LOOKS_PER_TIMEOUT, *dues]))
@@ -183,9 +183,9 @@ class HangDetector:
                 is_exempt = rank in looked.waiting and by != "stuck"
                 if is_exempt or sample is None or self._keeps(by, watched, sample, elapsed_s):
                     watched.since[by] = now
-                    watched.told.discard(by)
-                elif by not in watched.told and looked.began_at >= watched.since[by] + self._timeouts[by] - EARLY_S:
-                    watched.told.add(by)
+                    watched.reported.discard(by)
+                elif by not in watched.reported and looked.began_at >= watched.since[by] + self._timeouts[by] - EARLY_S:
+                    watched.reported.add(by)
                     is_stopped = by == "stuck" or self._rules.hang_action == "stop"
                     verdicts.append(
                         Verdict(rank, by, self._reason(by, watched, sample), is_stopped, self._timeouts[by])

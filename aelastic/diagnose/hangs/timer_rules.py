@@ -36,7 +36,7 @@ TIMERS_MAX = 10_000
 # Processes that have set timers; above this limit, those without timers are forgotten, and looked up again.
 OWNERS_MAX = 2 * TIMERS_MAX
 # Timers without a signal are only reported, and a loop may set thousands of them.
-TOLD_MAX = 10
+REPORTED_MAX = 10
 # PID_MAX_LIMIT of Linux (proc(5), /proc/sys/kernel/pid_max).
 PID_MAX = 1 << 22
 # Lines that clear a timer repeat, because only a few places in a program set one.
@@ -142,7 +142,7 @@ class Timers:
         self._clears: dict[bytes, tuple[int, str]] = {}  # lines that clear, and the timer that each clears
         self._rest = b""  # the beginning of an incomplete line
         self._is_skipping = False  # until the end of a line that is too long
-        self._told: Counter[int] = Counter()  # timers without a signal, by local rank
+        self._reported: Counter[int] = Counter()  # timers without a signal, by local rank
         self._complained: set[Kind] = set()
         self._decode = JSONDecoder().raw_decode
 
@@ -176,7 +176,7 @@ class Timers:
         self._generation = event.generation
         self._workers, self._owners = dict(event.owners), dict(event.owners)
         self._timers, self._asked, self._due = {}, {}, []
-        self._told.clear()
+        self._reported.clear()
         return []
 
     def _on_ended(self, event: Ended) -> list[Action]:
@@ -209,8 +209,8 @@ class Timers:
             local_rank = self._owners[pid]
             expires_at, set_for_s, signum = timer
             if signum <= 0:
-                self._told[local_rank] += 1
-            if signum > 0 or self._told[local_rank] <= TOLD_MAX:
+                self._reported[local_rank] += 1
+            if signum > 0 or self._reported[local_rank] <= REPORTED_MAX:
                 late_s, stopped_with = now - expires_at, signum if signum > 0 else None
                 actions.append(Expired(self._generation, local_rank, pid, scope, set_for_s, late_s, stopped_with))
             self._drop_stale()

@@ -149,12 +149,12 @@ async def _dump(pid: int, tools: Tools, turns: anyio.CapacityLimiter) -> Stack:
         command = [tools.py_spy, "dump", "--nonblocking", "--json", "--pid", str(pid)]
         try:
             async with turns:
-                code, said, complaint = await output_of(command, tools.env, bytes_max=OUTPUT_BYTES_MAX)
+                code, output, complaint = await output_of(command, tools.env, bytes_max=OUTPUT_BYTES_MAX)
         except ProgramError as error:
             raise NotSeen(str(error)) from None
         if code == 0:
             try:
-                threads = read_py_spy(said, pid)
+                threads = read_py_spy(output, pid)
             except ValueError as error:
                 complaint = f"cannot read its output ({error})"
             else:

@@ -112,11 +112,11 @@ def summary_of_ras(answer: str) -> str:
         if found := _PROBLEM.match(line):
             problems.append((" ".join(filter(None, found.groups())), []))
         elif problems and line and not set(line) <= {"="} and line not in {"Errors", "Warnings"}:
-            said, rank = problems[-1][1], _RANK.match(line)
-            if rank and said and said[-1].startswith("rank"):
-                said[-1] += f", {rank[1]}"
+            details, rank = problems[-1][1], _RANK.match(line)
+            if rank and details and details[-1].startswith("rank"):
+                details[-1] += f", {rank[1]}"
             else:
-                said.append(f"rank {rank[1]}" if rank else line)
-    shown = [f"{head}: {'; '.join(said)}" for head, said in problems[:PROBLEMS_MAX]]
+                details.append(f"rank {rank[1]}" if rank else line)
+    shown = [f"{head}: {'; '.join(details)}" for head, details in problems[:PROBLEMS_MAX]]
     more = [f"and {len(problems) - PROBLEMS_MAX} more"] if len(problems) > PROBLEMS_MAX else []
     return f"NCCL RAS: {' · '.join(shown + more) if shown else 'no communicator has a problem'}"

@@ -49,22 +49,22 @@ def read_py_spy(text: str, pid: int) -> tuple[Thread, ...]:
     Raises:
         ValueError: it is something else.
     """
-    told = json.loads(text)
-    if not isinstance(told, list) or not told:
+    dump = json.loads(text)
+    if not isinstance(dump, list) or not dump:
         raise ValueError("no threads are in it")
     try:
-        threads = [_thread_of(each, pid) for each in told]
+        threads = [_thread_of(each, pid) for each in dump]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not as expected: {error!r}") from None
     return tuple(sorted(threads, key=lambda thread: not thread.is_main))
 
 
-def _thread_of(told: Mapping[str, Any], pid: int) -> Thread:
-    frames = tuple(Frame(str(each["filename"]), int(each["line"]), str(each["name"])) for each in told["frames"])
-    state = "runs" if told.get("active") else "waits"
-    name = str(told.get("thread_name") or f"thread {told.get('os_thread_id') or told.get('thread_id')}")
-    is_main = told.get("os_thread_id") == pid or (told.get("os_thread_id") is None and name == "MainThread")
-    return Thread(name, frames, is_main, f"{state}, has the GIL" if told.get("owns_gil") else state)
+def _thread_of(thread: Mapping[str, Any], pid: int) -> Thread:
+    frames = tuple(Frame(str(each["filename"]), int(each["line"]), str(each["name"])) for each in thread["frames"])
+    state = "runs" if thread.get("active") else "waits"
+    name = str(thread.get("thread_name") or f"thread {thread.get('os_thread_id') or thread.get('thread_id')}")
+    is_main = thread.get("os_thread_id") == pid or (thread.get("os_thread_id") is None and name == "MainThread")
+    return Thread(name, frames, is_main, f"{state}, has the GIL" if thread.get("owns_gil") else state)
 
 
 def listing(threads: Sequence[Thread]) -> str:

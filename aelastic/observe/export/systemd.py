@@ -55,21 +55,21 @@ class SdNotify(Observer):
     def tell(self, event: ev.RunEvent, now: float) -> None:
         # Not the first part, elapsed time, which changes without an event.
         text = SEPARATOR.join(StatusText(self.run_state).parts(now)[1:])
-        said: dict[str, str] = {}
+        fields: dict[str, str] = {}
         match event:
             case ev.WorkersStarted() if not self._is_ready:
                 self._is_ready = True
-                said["READY"] = "1"
+                fields["READY"] = "1"
             case ev.StopAsked():
-                said = {"STOPPING": "1", "EXTEND_TIMEOUT_USEC": str(self._stop_us)}
+                fields = {"STOPPING": "1", "EXTEND_TIMEOUT_USEC": str(self._stop_us)}
             case ev.RunEnded(state, reason):
                 text = f"{state.value}: {reason}"
-                said = {"STOPPING": "1", **self._heartbeat}  # `run` is over
+                fields = {"STOPPING": "1", **self._heartbeat}  # `run` is over
             case _:
                 pass
         if (status := cut(text, WORDS_MAX)) != self._status:
-            self._status = said["STATUS"] = status
-        self._send(said)
+            self._status = fields["STATUS"] = status
+        self._send(fields)
 
     async def run(self) -> None:
         while True:
@@ -87,8 +87,8 @@ class SdNotify(Observer):
             if self._socket is not None:
                 self._socket.close()
 
-    def _send(self, said: Mapping[str, str]) -> None:
-        self._unsent.update(said)
+    def _send(self, fields: Mapping[str, str]) -> None:
+        self._unsent.update(fields)
         if not self._unsent:
             return
         if self._socket is None:

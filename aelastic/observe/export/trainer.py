@@ -156,17 +156,17 @@ def post_status(server: StatusServer, body: bytes, timeout_s: float) -> None:
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         connection.request("POST", target, body, headers)
         answer = connection.getresponse()
-        said = answer.read(ANSWER_BYTES_MAX)
+        received = answer.read(ANSWER_BYTES_MAX)
         if answer.status != http.client.OK:
-            raise OSError(f"{url.netloc} answered {answer.status} {answer.reason}{_why(said)}")
+            raise OSError(f"{url.netloc} answered {answer.status} {answer.reason}{_why(received)}")
     finally:
         connection.close()
 
 
-def _why(said: bytes) -> str:
+def _why(received: bytes) -> str:
     """Returns the message of a Kubernetes `Status`, on one line."""
     try:
-        message = json.loads(said)["message"]
+        message = json.loads(received)["message"]
     except (ValueError, TypeError, KeyError):
         return ""
     return f": {''.join(each if each.isprintable() else ' ' for each in str(message)[:200])}"

@@ -151,9 +151,9 @@ class HealthServer(Observer):
             "/livez": ("GET", self._livez),
             "/readyz": ("GET", self._readyz),
             "/healthz": ("GET", self._livez),
-            "/status": ("GET", self._say_status),
-            "/metrics": ("GET", self._say_metrics),
-            "/stacks": ("POST", self._say_stacks),
+            "/status": ("GET", self._get_status),
+            "/metrics": ("GET", self._get_metrics),
+            "/stacks": ("POST", self._post_stacks),
         }
 
     def tell(self, event: RunEvent, now: float) -> None:  # noqa: ARG002  the exposition keeps what happened
@@ -305,7 +305,7 @@ class HealthServer(Observer):
         sign, end = ("+", "passed") if is_ready else ("-", "failed")
         return _text(f"[{sign}]workers: {why}\nreadyz check {end}\n", 200 if is_ready else 503)
 
-    async def _say_status(self, _: BaseRequest) -> Response:
+    async def _get_status(self, _: BaseRequest) -> Response:
         await self._exposition.catch_up()
         used, kernel = self._exposition.usage(), self._exposition.kernel_states()
         described = describe(self.run_state, clock.now(), datetime.now(UTC), used, kernel)
@@ -319,7 +319,7 @@ class HealthServer(Observer):
         }
         return _text(json.dumps(described, indent=2) + "\n", content_type=JSON_TYPE)
 
-    async def _say_metrics(self, request: BaseRequest) -> Response:
+    async def _get_metrics(self, request: BaseRequest) -> Response:
         if self._has_ended and request.method == "GET":
             self._is_over.set()
         await self._exposition.catch_up()
@@ -327,7 +327,7 @@ class HealthServer(Observer):
         text = self._exposition.metrics_text(is_open=is_open)
         return _text(text, content_type=OPEN_CONTENT_TYPE if is_open else CONTENT_TYPE)
 
-    async def _say_stacks(self, request: BaseRequest) -> Response:
+    async def _post_stacks(self, request: BaseRequest) -> Response:
         if not self.run_state.running:
             return _text(f"no worker runs: {readiness(self.run_state)[1]}\n", 503)
         collection = await self._stacks.take()
@@ -342,8 +342,8 @@ class HealthServer(Observer):
                 {"local_rank": rank, "source": source, "text": collection.texts.get(rank)}
                 for rank, source in sorted(taken.source.items())
             ]
-            said = {"generation": taken.generation, "compared": compared or None, "folder": taken.path or None}
-            return _text(json.dumps({**said, "workers": workers}, indent=2) + "\n", content_type=JSON_TYPE)
+            summary = {"generation": taken.generation, "compared": compared or None, "folder": taken.path or None}
+            return _text(json.dumps({**summary, "workers": workers}, indent=2) + "\n", content_type=JSON_TYPE)
         parts = [
             f"--- local rank {rank}, by {source}\n{collection.texts.get(rank, '')}".rstrip()
             for rank, source in sorted(taken.source.items())

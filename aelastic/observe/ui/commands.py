@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
         if self.help_text is None:
             super().print_help(file)
         else:
-            say_help(self.help_text())
+            write_help(self.help_text())
 
 
 SECONDS_MAX = 1e6
@@ -135,7 +135,7 @@ def paint_for(stream: TextIO | None) -> Paint:
     return coloured if is_styled(stream) else plain
 
 
-def say_help(text: str) -> None:
+def write_help(text: str) -> None:
     """Writes help to stdout; its headings are bold on a terminal."""
     if is_styled(sys.stdout):
         text = _HEADING.sub("\033[1m\\1\033[0m", text)
@@ -145,13 +145,13 @@ def say_help(text: str) -> None:
             sys.stdout.flush()
 
 
-def say(text: str, to: TextIO | None = None) -> None:
+def write_text(text: str, to: TextIO | None = None) -> None:
     """Writes lines to stdout, or another stream, at once; a closed pipe is ignored."""
-    say_painted(printable(text), to)
+    write_painted(printable(text), to)
 
 
-def say_painted(text: str, to: TextIO | None = None) -> None:
-    """Writes printable text, which may have been coloured, as `say` does."""
+def write_painted(text: str, to: TextIO | None = None) -> None:
+    """Writes printable text, which may have been coloured, as `write_text` does."""
     to = sys.stdout if to is None else to
     with suppress(OSError):
         if to is not None:  # otherwise it is closed

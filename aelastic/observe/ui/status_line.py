@@ -103,7 +103,7 @@ class StatusLine(Observer):
         terminal = self._terminal
         if not terminal.is_ours:
             return BACKGROUND_INTERVAL_S
-        terminal.tell_of_change(self._wake)
+        terminal.call_on_change(self._wake)
         if terminal.is_in_the_way:
             return None
         frame = face.frame(now, *terminal.size)

@@ -35,16 +35,16 @@ def from_json(value: object) -> Decision | None:
 
 def _fields(record: Record) -> Json:
     defaults = type(record).defaults
-    told: Json = {}
+    described: Json = {}
     for name in record.__match_args__:
         value = getattr(record, name)
         if isinstance(value, Record):
-            told[name] = _fields(value)
+            described[name] = _fields(value)
         elif name not in defaults or value != defaults[name]:
-            told[name] = (
+            described[name] = (
                 list(value) if isinstance(value, tuple) else str(value) if isinstance(value, StrEnum) else value
             )
-    return told
+    return described
 
 
 def _read(kind: type[R], names: type[StrEnum], value: object) -> R | None:

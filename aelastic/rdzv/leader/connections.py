@@ -24,7 +24,7 @@ from aelastic.rdzv.leader.absent import Absent
 from aelastic.rdzv.leader.coordinator_events import Broken, Lost, Reported
 from aelastic.rdzv.leader.first_cause import GRACE_S
 from aelastic.rdzv.leader.job_state import Participant
-from aelastic.rdzv.leader.leader_events import Action, Drop, Say
+from aelastic.rdzv.leader.leader_events import Action, Drop, SendTo
 from aelastic.rdzv.leader.pending_reports import PendingReports
 from aelastic.rdzv.leader.plans import Plans
 from aelastic.rdzv.leader.roster import some_of
@@ -217,10 +217,10 @@ class Connections:
             case ConnectionState.OPEN:
                 return self._refuse(conn, "protocol error: the first message must be Hello", now)
             case ConnectionState.WAITING:
-                return self._on_said_early(conn, connection, message, now)
+                return self._on_early_message(conn, connection, message, now)
             case ConnectionState.MEMBER:
                 alive = self._answer_rivals(conn, now, is_alive=True)
-                return alive + self._on_said(conn, connection, message, now)
+                return alive + self._on_message(conn, connection, message, now)
             case _:
                 assert_never(connection.state)
 
@@ -254,7 +254,7 @@ class Connections:
                 self.absent.on_lost(silent.node_id, now, is_unheard=True)
                 lost = Lost(silent.node_id, f"silent for {lease_s:g} s", now - silent.received_at)
                 self.pending.add(silent.node_id, lost, now)
-                actions.append(Say(conn, m.GivenUp()))
+                actions.append(SendTo(conn, m.GivenUp()))
             actions.append(Drop(conn))
         for node_id, until in list(takewhile(lambda each: each[1] <= now, self._graces.items())):
             del self._graces[node_id]
@@ -281,7 +281,7 @@ class Connections:
 
     # What nodes send.
 
-    def _on_said_early(self, conn: int, connection: Connection, message: m.Upward, now: float) -> list[Action]:
+    def _on_early_message(self, conn: int, connection: Connection, message: m.Upward, now: float) -> list[Action]:
         """Handles a message on a connection whose node is not admitted yet: the node's state may change meanwhile."""
         assert connection.hello is not None
         match message:
@@ -293,7 +293,7 @@ class Connections:
             case _:
                 return self._refuse(conn, "protocol error: message before the first plan", now)
 
-    def _on_said(self, conn: int, connection: Connection, message: m.Upward, now: float) -> list[Action]:
+    def _on_message(self, conn: int, connection: Connection, message: m.Upward, now: float) -> list[Action]:
         node_id = connection.node_id
         match message:
             case m.Alive():
@@ -331,7 +331,7 @@ class Connections:
         connection = self._forget(conn)
         if connection is not None and connection.is_member and not connection.has_left and not self.is_over:
             self.pending.add(connection.node_id, Lost(connection.node_id, reason), now)
-        return [Say(conn, m.Refused(reason, is_final)), Drop(conn, in_order=True)]
+        return [SendTo(conn, m.Refused(reason, is_final)), Drop(conn, in_order=True)]
 
     # Two agents with one node rank.
 
@@ -346,7 +346,7 @@ class Connections:
         if other is None or not other.is_member or is_same or rival == dead:
             return self._take_in(conn, now)
         self._probed.setdefault(rival, Probed(now + PROBE_TIMEOUT_S)).waiting.append(conn)
-        return [Say(rival, m.Probe())]
+        return [SendTo(rival, m.Probe())]
 
     def _answer_rivals(self, rival: int, now: float, *, is_alive: bool) -> list[Action]:
         """Admits the agents that waited for an answer of another one: instead of it, or beside it."""
@@ -408,7 +408,7 @@ class Connections:
             self.plans.change(node_id, m.Waiting(notice), now)
         if old is not None and old in self._probed:  # it can answer the probe only here
             self._probed[conn] = Probed(now + PROBE_TIMEOUT_S, self._probed.pop(old).waiting)
-            actions.append(Say(conn, m.Probe()))
+            actions.append(SendTo(conn, m.Probe()))
         return actions
 
     def _note_host(self, node_id: str, host: str) -> None:
@@ -420,10 +420,10 @@ class Connections:
 
     # What nodes receive.
 
-    def say(self, node_id: str, message: r.Answer | r.Show | r.Shown) -> list[Action]:
+    def send(self, node_id: str, message: r.Answer | r.Show | r.Shown) -> list[Action]:
         """Sends a node a message, if it is connected."""
         conn = self._conn_of.get(node_id)
-        return [] if conn is None or node_id in self.pending.first_reports else [Say(conn, message)]
+        return [] if conn is None or node_id in self.pending.first_reports else [SendTo(conn, message)]
 
     def decide(self, node_id: str, decision: m.LeaderMessage, now: float) -> list[Action]:
         """The leader has decided something about a node, so the node's plan changes.
@@ -439,7 +439,7 @@ class Connections:
             return []
         self._forget(conn)  # its later messages must not harm the agent that has replaced it
         self.plans.forget(node_id)
-        return [Say(conn, self.plans.empty.replace(ended=decision)), Drop(conn, in_order=True)]
+        return [SendTo(conn, self.plans.empty.replace(ended=decision)), Drop(conn, in_order=True)]
 
     def send_plans(
         self, log_plan: Callable[[str], log.Plan | None], withheld: Container[str], now: float
@@ -467,7 +467,7 @@ class Connections:
             else:
                 plan = self.plans.of(node_id, now)
                 self.plans.on_sent(node_id)
-            actions.append(Say(conn, plan.replace(log=log_plan(self._connections[conn].name))))
+            actions.append(SendTo(conn, plan.replace(log=log_plan(self._connections[conn].name))))
         return actions
 
     def decide_for_all(self, decision: m.LeaderMessage, now: float) -> None:
@@ -475,12 +475,12 @@ class Connections:
         for node_id in self._conn_of:
             self.plans.change(node_id, decision, now)
 
-    def say_all(self, message: m.Downward, active_after: float = -math.inf) -> list[Action]:
-        return [Say(i, message) for i in self._conn_of.values() if self._connections[i].active_at > active_after]
+    def send_to_all(self, message: m.Downward, active_after: float = -math.inf) -> list[Action]:
+        return [SendTo(i, message) for i in self._conn_of.values() if self._connections[i].active_at > active_after]
 
     def dismiss(self, last_word: m.Goodbye) -> list[Action]:
         """This agent no longer leads."""
-        actions = [*self.say_all(last_word), *(Drop(conn, in_order=True) for conn in self._connections)]
+        actions = [*self.send_to_all(last_word), *(Drop(conn, in_order=True) for conn in self._connections)]
         self._connections, self._conn_of, self._nodes_on, self._graces, self._probed = {}, {}, {}, {}, {}
         return actions
 

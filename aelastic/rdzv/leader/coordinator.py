@@ -153,9 +153,9 @@ class Coordinator(Machine[ev.Event, Send]):
         if event.is_new:
             sends += self._replace_previous_agent(node, now)
             self.drain.on_connected(node.node_id)
-            self.roster.hear_round(past.round)
+            self.roster.note_round(past.round)
             if not self.round or past.fence > self.roster.fence:  # the log, or the entry of that round, is lost
-                self.forming.hear_count(past.restart_count)
+                self.forming.note_count(past.restart_count)
             if self.gathering is None and is_here and self._has_met(node.node_id):
                 back_at = since - event.back_s
                 self.forming.end.on_back(node, back_at - event.silent_s, back_at)
@@ -223,8 +223,8 @@ class Coordinator(Machine[ev.Event, Send]):
         if not is_running:
             return self._form(now)
         opted_in = past.has_opted_in and node_id not in self.roster.opted_in
-        told = self._on_opted_in(node_id) if opted_in else []
-        return told + self._on_phase(node, past, now)
+        sends = self._on_opted_in(node_id) if opted_in else []
+        return sends + self._on_phase(node, past, now)
 
     def _on_opted_in(self, node_id: str) -> list[Send]:
         """All workers of a node can leave the round in place."""
@@ -298,12 +298,12 @@ class Coordinator(Machine[ev.Event, Send]):
             case Phase.RUNNING if node.node_id in self.roster.participants:  # its place in the round is empty
                 return self._end_round(now, Cause(CauseKind.WORKERS_RESTARTED, (node.host,)))
             case Phase.RUNNING:  # a newcomer, or a spare, unless it is cordoned
-                told = self.forming.cordons.take(self.roster, now, keep=0)
+                sends = self.forming.cordons.take(self.roster, now, keep=0)
                 self.deadline = self.newcomers.on_come(self.deadline, now)
                 if node.starts is m.Starts.READY:  # it became ready while it was lost
                     self._look_again(now)
                 ahead = self.newcomers.start_ahead([node.node_id])
-                return told or ahead + self.newcomers.tell([node.node_id], self.deadline, now)
+                return sends or ahead + self.newcomers.notify([node.node_id], self.deadline, now)
             case Phase.CLOSED:  # it receives the verdict
                 return self._close(self.verdict, node)
             case _:
@@ -332,8 +332,8 @@ class Coordinator(Machine[ev.Event, Send]):
                 return []
             case Phase.RUNNING if was_finished:  # it is missed only if the job restarts
                 self._depart(node_id)
-                told = self._close_if_finished()
-                return told + (self._drain(None, now) if self.drain.is_on else [])
+                sends = self._close_if_finished()
+                return sends + (self._drain(None, now) if self.drain.is_on else [])
             case Phase.RUNNING:  # ends the round for free
                 return self._end_round(now)
             case Phase.CLOSED:
@@ -379,11 +379,11 @@ class Coordinator(Machine[ev.Event, Send]):
             case Phase.RUNNING if self.drain.is_on:
                 return self._drain(None, now)  # nodes have more to report
             case Phase.RUNNING:  # newcomers are admitted, or wait longer
-                hosts, self.deadline, told = self.newcomers.look(now)
+                hosts, self.deadline, sends = self.newcomers.look(now)
                 if hosts and self.rules.admit_s:
                     self.drain.restart_at_save(joined(hosts), self.rules.admit_s, now)
                     return self._drain(None, now)
-                return self._end_round(now, joined(hosts)) if hosts else told
+                return self._end_round(now, joined(hosts)) if hosts else sends
             case Phase.CLOSED:
                 raise self._impossible(event)
             case _:
@@ -456,9 +456,9 @@ class Coordinator(Machine[ev.Event, Send]):
         match step:
             case NextStep.WAIT:
                 self.deadline = self.forming.deadline
-                return leave + self.forming.tell_withdrawal(self.roster, self.round, now)
-            case NextStep.TELL:
-                return leave + self.forming.tell_of_end(self.roster, self.round) + self._form(now)
+                return leave + self.forming.notify_of_withdrawal(self.roster, self.round, now)
+            case NextStep.NOTIFY:
+                return leave + self.forming.notify_of_end(self.roster, self.round) + self._form(now)
             case NextStep.BEGIN:
                 return leave + self._begin_round(now)
             case NextStep.GIVE_UP_STOPPING:
@@ -483,7 +483,7 @@ class Coordinator(Machine[ev.Event, Send]):
         assignments = self.roster.participants
         self.deadline = self.newcomers.on_begun(now)
         sends += [Send(*each) for each in assignments.items()] + self.newcomers.start_ahead([*self.roster.ready])
-        return sends + self.newcomers.tell(self.roster.ready, self.deadline, now)
+        return sends + self.newcomers.notify(self.roster.ready, self.deadline, now)
 
     def _close_if_finished(self) -> list[Send]:
         return [] if self.roster.busy else self._close(SUCCEEDED)
@@ -520,18 +520,18 @@ class Coordinator(Machine[ev.Event, Send]):
             return []
         self.phase, self.gathering = Phase.RUNNING, None
         is_over = self.forming.inherit(gathering, now)
-        told = [send for ask in self._accepted(now) for send in self._on_wish(ask, now)]
+        sends = [send for ask in self._accepted(now) for send in self._on_wish(ask, now)]
         has_ended_it = self.phase is not Phase.RUNNING or self.round != gathering.round  # the next may have begun
         if has_ended_it:
-            return told
+            return sends
         if is_over:
-            return told + self._end_round(now)
+            return sends + self._end_round(now)
         self.deadline = self.newcomers.on_come(None, now)
         finished = self._close_if_finished()
         if not finished:
-            told += self.newcomers.start_ahead([*self.roster.ready])
-            told += self.newcomers.tell(self.roster.ready, self.deadline, now)
-        return told + finished + self._drain(None, now)
+            sends += self.newcomers.start_ahead([*self.roster.ready])
+            sends += self.newcomers.notify(self.roster.ready, self.deadline, now)
+        return sends + finished + self._drain(None, now)
 
     def validate(self) -> None:
         is_forming, is_running = self.phase is Phase.FORMING, self.phase is Phase.RUNNING

@@ -190,8 +190,8 @@ class Drain(Generic[T]):
                 return []  # it answers an earlier notice
             case None:
                 is_due = self.deadline is not None and now >= self.deadline
-                told = self._on_deadline_passed(crew(), now) if is_due else []
-                return told + self._follow(crew(), now)
+                sends = self._on_deadline_passed(crew(), now) if is_due else []
+                return sends + self._follow(crew(), now)
             case _:
                 assert_never(request)
 
@@ -223,8 +223,8 @@ class Drain(Generic[T]):
         nodes = [node_id for node_id in self.leaving if node_id in node_ids and node_id not in self._let_go]
         self._let_go.update(nodes)
         aims = {node_id: self.leaving[node_id] for node_id in nodes}
-        told = {node_id: aim.replace(cause=aim.outcome(self.late)) for node_id, aim in aims.items()}
-        return [self.send(node_id, self._notice(Stage.LEAVE, leaving, now)) for node_id, leaving in told.items()]
+        settled = {node_id: aim.replace(cause=aim.outcome(self.late)) for node_id, aim in aims.items()}
+        return [self.send(node_id, self._notice(Stage.LEAVE, leaving, now)) for node_id, leaving in settled.items()]
 
     def on_connected(self, node_id: str) -> None:
         """A node may have missed the notice to leave."""
@@ -330,29 +330,29 @@ class Drain(Generic[T]):
         """Begins a drain of the running round, calls it off, or changes its deadline."""
         if not crew.nodes:
             return []
-        told = self.let_go(crew.hosts.keys() - {*crew.nodes}, now)  # nodes without a part in it
+        sends = self.let_go(crew.hosts.keys() - {*crew.nodes}, now)  # nodes without a part in it
         if not self.leaving.keys() & {*crew.nodes} and self.aim is None:
-            return told + (self._call_off(crew) if self.phase in {DrainPhase.FREEZING, DrainPhase.SAVING} else [])
+            return sends + (self._call_off(crew) if self.phase in {DrainPhase.FREEZING, DrainPhase.SAVING} else [])
         if self.aim is not None and not self.aim.at_save:
             self._end(_NOT_ASKED)
-            return told
+            return sends
         if not self._awaited and self.phase in {DrainPhase.FREEZING, DrainPhase.SAVING}:  # the last one is gone
-            return told + self._go_on(now)
+            return sends + self._go_on(now)
         if self.phase is DrainPhase.PAUSED and now >= self._first.end_at:  # requested while this leader took over
             self.late = How(SaveOutcome.NO_CALL)
             self._end(self.late)
-            return told
+            return sends
         if self.phase in {DrainPhase.OFF, DrainPhase.PAUSED}:
             self.phase, self._round, self._nodes = DrainPhase.FREEZING, crew.round, crew.nodes
             self.save_at, self._frozen, self._awaited = 0, {}, {*crew.nodes}
             self.notice_id, self.is_signalled, self.late = self._next_id(crew), False, _NOT_ASKED
             self.is_in_place = False
             self.deadline = min(now + FREEZE_S, self._first.end_at)
-            return told + self._tell(Stage.FREEZE, now)
+            return sends + self._notify(Stage.FREEZE, now)
         if self.deadline is None or self.deadline <= self._first.end_at:
-            return told
+            return sends
         self.deadline = self._first.end_at
-        return told + (self._tell(Stage.SAVE, now) if self.phase is DrainPhase.SAVING else [])
+        return sends + (self._notify(Stage.SAVE, now) if self.phase is DrainPhase.SAVING else [])
 
     def _go_on(self, now: float) -> list[T]:
         """All nodes that are left have frozen, or saved."""
@@ -380,7 +380,7 @@ class Drain(Generic[T]):
 
     def _save(self, now: float) -> list[T]:
         self.phase, self._awaited, self.deadline = DrainPhase.SAVING, {*self._nodes}, self._first.end_at
-        return self._tell(Stage.SAVE, now)
+        return self._notify(Stage.SAVE, now)
 
     def _end(self, how: How) -> None:
         self.phase, self.deadline, self._how, self.outcome = DrainPhase.OVER, None, how, self._first.outcome(how)
@@ -393,7 +393,7 @@ class Drain(Generic[T]):
     def _next_id(self, crew: Crew) -> int:
         return max(self.notice_id + 1, crew.term * NOTICES_OF_A_TERM)
 
-    def _tell(self, stage: Stage, now: float) -> list[T]:
+    def _notify(self, stage: Stage, now: float) -> list[T]:
         notice = self._notice(stage, self._first, now)
         return [self.send(node_id, notice) for node_id in self._nodes]
 

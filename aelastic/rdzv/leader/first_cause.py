@@ -111,7 +111,7 @@ class RoundEnd:
     size: int = 0
     restart_count: int = 0
     first: Report | None = None  # of the failures
-    heard: set[str] = field(default_factory=set[str])  # nodes that have failed or gone
+    failed_or_gone: set[str] = field(default_factory=set[str])  # nodes that have failed or gone
     failed: set[str] = field(default_factory=set[str])  # nodes that have reported a failure
     losses: dict[str, Loss] = field(default_factory=dict[str, Loss])  # by node
     broken: set[str] = field(default_factory=set[str])  # nodes that may come back
@@ -135,7 +135,7 @@ class RoundEnd:
         if node_id in self.failed:
             return
         report = Report(node_id, failure, at, Weight.of(failure))
-        self.heard.add(node_id)
+        self.failed_or_gone.add(node_id)
         self.failed.add(node_id)
         if self.first is None or report.place < self.first.place:
             self.first = report
@@ -187,7 +187,7 @@ class RoundEnd:
             at = at if loss is None else max(at, loss.at)
             self.on_failed(node_id, past.failure, at if failed_at is None else failed_at)
         elif past.ended is not None and loss is not None:  # without contact, it stopped its workers on its own
-            self.heard.add(node_id)
+            self.failed_or_gone.add(node_id)
             self._note(loss.replace(at=min(loss.at, now - max(0.0, past.alone_s)), ends_round=True))
 
     def on_gone(self, node: m.Node, event: m.Left | Lost, now: float, *, ends_round: bool) -> None:
@@ -198,7 +198,7 @@ class RoundEnd:
         if known is not None and (self._stays(known) or node.node_id in self.broken):
             at, has_left = known.at, known.has_left  # it came back, and goes once more
         self.broken.discard(node.node_id)
-        self.heard.add(node.node_id)
+        self.failed_or_gone.add(node.node_id)
         self._note(Loss(node.node_id, at, now, what, has_left, ends_round))
 
     def _stays(self, known: Loss | None) -> bool:
@@ -228,7 +228,7 @@ class RoundEnd:
 
     # What nodes receive.
 
-    def tell(self, cause: Cause) -> None:
+    def note_notified(self, cause: Cause) -> None:
         self.notified_cause = cause
 
     def await_notification(self, unnotified: list[str]) -> None:
@@ -308,7 +308,7 @@ class RoundEnd:
             return 0.0 if cause.is_known else None
         if is_final:
             return first.at + GRACE_S
-        if len(self.heard) >= self.size:
+        if len(self.failed_or_gone) >= self.size:
             return 0.0
         return first.at + _NAMING_S[first.weight]
 

@@ -70,6 +70,6 @@ class Followers:
             self._received_limit = 2 * len(self._received_at) + RECEIVED_MIN
         self._received_at[name] = now
 
-    def heard(self, names: Iterable[str], now: float, lease_s: float) -> frozenset[str]:
+    def recent(self, names: Iterable[str], now: float, lease_s: float) -> frozenset[str]:
         """Returns those of these nodes that sent something within a lease."""
         return frozenset(name for name in names if now - self._received_at.get(name, -math.inf) < lease_s)

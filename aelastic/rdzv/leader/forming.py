@@ -94,11 +94,11 @@ class Newcomers:
 
     def look(self, now: float) -> tuple[list[str], float | None, list[Send]]:
         """Returns hosts of newcomers that interrupt the round now; or none, when to look again, and what to send."""
-        newcomers, was_told = self.roster.ready, bool(self.why)
+        newcomers, was_notified = self.roster.ready, bool(self.why)
         if not newcomers or not self.has_room:
             return [], None, []
         if now < (due := self._due()):
-            return [], due, [] if was_told else self.tell(newcomers, due, now)
+            return [], due, [] if was_notified else self.notify(newcomers, due, now)
         for node in list(newcomers.values()):  # those still preparing have had their time
             if node.starts is m.Starts.PREPARING:
                 self.roster.set_starts(node.node_id, m.Starts.COLD)
@@ -123,7 +123,7 @@ class Newcomers:
             return []
         return self.roster.start_ahead(nodes)
 
-    def tell(self, nodes: Iterable[str], deadline: float | None, now: float) -> list[Send]:
+    def notify(self, nodes: Iterable[str], deadline: float | None, now: float) -> list[Send]:
         """Tells waiting nodes that the round has no room, or is not interrupted soon."""
         if not self.has_room:
             text, kind = self.rules.spare_text(has_finished=self.roster.has_finished), m.WaitKind.SPARE
@@ -139,7 +139,7 @@ class Newcomers:
 
 class NextStep(StrEnum):
     WAIT = auto()  # until `deadline`, or until a node changes
-    TELL = auto()  # nodes of the last round that it is over, and why
+    NOTIFY = auto()  # nodes of the last round that it is over, and why
     END = auto()  # the job, with the verdict
     BEGIN = auto()
     GIVE_UP_STOPPING = auto()  # nodes that fail to stop their workers
@@ -228,8 +228,8 @@ class Forming:
         known_at = self.end.known_at(is_final=decision.is_final)
         if known_at is None or now < known_at:
             return self._wait(known_at)
-        self._tell(cause, decision)
-        return self._answer(cause, decision, NextStep.TELL)
+        self._note_notified(cause, decision)
+        return self._answer(cause, decision, NextStep.NOTIFY)
 
     def _settle(self, now: float) -> NextStep:
         """Pays for the last round."""
@@ -253,8 +253,8 @@ class Forming:
         known = end.restart_count, self.cordons.ledger, *end.progress, now, end.size, len(end.hosts), unfit
         return End(cause, end.failure, *known)
 
-    def _tell(self, cause: Cause, decision: Decision) -> None:
-        self.end.tell(cause)
+    def _note_notified(self, cause: Cause, decision: Decision) -> None:
+        self.end.note_notified(cause)
         self.is_charged = decision.is_charged
 
     def _answer(self, cause: Cause, decision: Decision, step: NextStep) -> NextStep:
@@ -281,24 +281,24 @@ class Forming:
         """Returns the message that a round continued without a node."""
         return self.interrupted(round_, next_round(Cause(CauseKind.CONTINUED_WITHOUT, round=round_)), went_on=True)
 
-    def _told(self, node_ids: Iterable[str], round_: int) -> list[Send]:
+    def _interruptions(self, node_ids: Iterable[str], round_: int) -> list[Send]:
         assert self.decided is not None, "nodes are sent what was decided"
         interrupted = self.interrupted(round_, self.decided, in_place=self.is_in_place)
         return [Send(node_id, interrupted) for node_id in node_ids]
 
-    def tell_of_end(self, roster: Roster, round_: int) -> list[Send]:
+    def notify_of_end(self, roster: Roster, round_: int) -> list[Send]:
         """Tells nodes that have not been notified why their round is over."""
         stopping = roster.stopping
-        return self._told([node_id for node_id in self.end.take_unnotified() if node_id in stopping], round_)
+        return self._interruptions([node_id for node_id in self.end.take_unnotified() if node_id in stopping], round_)
 
-    def tell_withdrawal(self, roster: Roster, round_: int, now: float) -> list[Send]:
+    def notify_of_withdrawal(self, roster: Roster, round_: int, now: float) -> list[Send]:
         """Tells nodes that the end of their round costs nothing after all, so that a later leader knows it."""
         if self.is_behind or not self.end.is_charge_withdrawn or (cause := self.end.cause) is None:
             return []
         decision = self.policy.decide(self._as_known(cause, now))
-        self._tell(cause, decision)
+        self._note_notified(cause, decision)
         self.decided, self.is_corrected = decision, True
-        return self._told(roster.connected_participants(), round_)
+        return self._interruptions(roster.connected_participants(), round_)
 
     def give_up_stopping(self, roster: Roster, round_: int) -> list[Send]:
         """Stops waiting for nodes that fail to stop their workers."""
@@ -319,7 +319,7 @@ class Forming:
         """The restart count of the next round, as sent to nodes."""
         return max(self.restart_count, self.end.restart_count + self.is_charged)
 
-    def on_heard(self, *, is_all: bool) -> None:
+    def note_handled(self, *, is_all: bool) -> None:
         """Notes whether the leader has handled everything that nodes have reported."""
         self.is_behind = not is_all
 
@@ -369,7 +369,7 @@ class Forming:
         self.stop(0 if state.last_round is None else len(state.last_round.participants))
         self.since = now
 
-    def hear_count(self, restart_count: int) -> None:
+    def note_count(self, restart_count: int) -> None:
         """A node has reported how many restarts were charged, and no log keeps that."""
         self.restart_count = max(self.restart_count, restart_count)
 

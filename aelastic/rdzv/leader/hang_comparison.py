@@ -73,8 +73,8 @@ class HangComparison:
     def _compare(self, question: m.Hangs, roster: Roster) -> list[Send]:
         self.question = None
         places = [place for node_id in self._asked for place in self._places_of(node_id, roster)]
-        told = compared(question, places).replace(number=self.number)
-        return [Send(node_id, told) for node_id in self._asked if node_id in roster.members]
+        result = compared(question, places).replace(number=self.number)
+        return [Send(node_id, result) for node_id in self._asked if node_id in roster.members]
 
     def _places_of(self, node_id: str, roster: Roster) -> list[Place]:
         member, assigned = roster.members.get(node_id), roster.participants.get(node_id)

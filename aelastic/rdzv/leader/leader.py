@@ -144,7 +144,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return isinstance(self.log.node.committed, Entry) and self.log.node.committed.is_verdict
 
     @property
-    def has_told_all(self) -> bool:
+    def is_known_to_all(self) -> bool:
         """Whether every known node knows how the job ended, or has ended before."""
         is_lost = self.coordinator.roster.lost_hosts or self.connections.absent.may_look
         return self.is_over and self.connections.is_empty and not is_lost
@@ -313,7 +313,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _numbered(self, action: ev.Action) -> ev.Action:
         """Returns a plan for a follower with a number, which `Flushed` names."""
-        serial = self.followers.on_sent(action.conn) if isinstance(action, ev.Say) else 0
+        serial = self.followers.on_sent(action.conn) if isinstance(action, ev.SendTo) else 0
         return action.replace(serial=serial) if serial else action
 
     def _log_plans(self) -> Callable[[str], LogPlan | None]:
@@ -328,7 +328,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
         return log_plan
 
-    def _tell_voters(self) -> None:
+    def _notify_voters(self) -> None:
         """The log has changed, so followers that vote are sent their plans."""
         for conn in self.followers.conns:
             self.connections.send_again(conn)
@@ -347,8 +347,8 @@ class Leader(Machine[ev.Event, ev.Action]):
             if not self.log.mandate:
                 has_changed = self._establish(now)
             elif self.log.proposal is not None:
-                has_changed, told = self._commit(now)
-                actions += told
+                has_changed, more = self._commit(now)
+                actions += more
             else:
                 has_changed = False
         if self.is_over and self.phase is Phase.CANDIDATE:  # nobody decides any more, and all are sent the verdict
@@ -356,7 +356,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             self._resume(now)
             self.connections.on_over(now)
         if self._known_to_voters != before:
-            self._tell_voters()
+            self._notify_voters()
         if self._is_resumed and self.log.node.committed is None and self._agreed is not None:  # it founds another log
             self._agreed, self._version = None, NOT_PROPOSED
         if self._is_resumed and id_of(self.log.node.committed) != self._agreed:
@@ -371,11 +371,11 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _establish(self, now: float) -> bool:
         """Completes phase 1, or a step of it, if possible."""
-        heard, established = self.log.node.committed, leading.establish(self.log)
+        before, established = self.log.node.committed, leading.establish(self.log)
         if established is None:
             return False
-        if established.given_up is not None and isinstance(heard, Entry):
-            self._given_up = heard
+        if established.given_up is not None and isinstance(before, Entry):
+            self._given_up = before
         self.log = established
         if established.mandate:
             self.phase = Phase.LEADING
@@ -456,7 +456,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             if name in new_voters:
                 self._on_voter(conn, name, status)
         self._payload, self._payload_version = payload, core.version
-        self._tell_voters()
+        self._notify_voters()
 
     def _voters(self, state: JobState, now: float) -> tuple[str, ...]:
         """Returns who must decide on the next entry."""
@@ -606,7 +606,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return self._has_quorum_without() or (self.is_over and is_same_log)
 
     def _on_cell(self, stored: m.StoredCell | None, now: float) -> list[ev.Action]:
-        was_ours, asked = self.is_cell_ours, self.cell.on_said(stored, now)
+        was_ours, asked = self.is_cell_ours, self.cell.on_answered(stored, now)
         if asked is None:
             return []  # nothing was asked
         cell = self.cell.cell
@@ -665,19 +665,19 @@ class Leader(Machine[ev.Event, ev.Action]):
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + self.lease_s / 3
             self._name_endpoint(now)
-            actions += self.connections.say_all(self._heartbeat)
+            actions += self.connections.send_to_all(self._heartbeat)
         if now >= self._waiting_text_at:
             self._waiting_text_at = now + WAITING_TEXT_INTERVAL_S
             if self.log.proposal is None:
                 actions += self._deliver(waiting_texts(self.coordinator, now), now)
             else:
-                self._tell_undecided(self.log.proposal, now)
+                self._notify_undecided(self.log.proposal, now)
         is_silent = self.cell.is_silent(SILENT_CELL_S, now)
         if is_silent and leading.is_withheld(self.log) and self._has_quorum_without():
             self._campaign_again(self.term, now)  # the proposal is repeated without new voters
         return actions
 
-    def _tell_undecided(self, proposal: Entry, now: float) -> None:
+    def _notify_undecided(self, proposal: Entry, now: float) -> None:
         """All nodes read which vote the next entry waits for."""
         known = leading.phase_2_votes(self.log, proposal).known
         missing = [each.host for each in self._deciding if each.name not in known]
@@ -703,10 +703,10 @@ class Leader(Machine[ev.Event, ev.Action]):
             return True  # no round runs
         if not committed.voters:
             return self._has_cell(committed, now) or self._are_all_here
-        heard = self.followers.heard(committed.voters, now, self.lease_s)
+        recent = self.followers.recent(committed.voters, now, self.lease_s)
         ended = frozenset(each.name for each in node.ended_followers), frozenset(each.name for each in node.ended)
         endpoints = int(self._has_cell(committed, now))
-        found = Votes(frozenset({*heard, self.name}), *ended, leading.replaced(self.log), endpoints)
+        found = Votes(frozenset({*recent, self.name}), *ended, leading.replaced(self.log), endpoints)
         now_has = votes.mandate(committed.configuration, found)
         if not self.log.mandate:
             return now_has is not Mandate.NONE
@@ -781,19 +781,19 @@ class Leader(Machine[ev.Event, ev.Action]):
                 actions += self._agree(now)  # at once, if this agent decides alone
             elif (event := pending.pop(now)) is not None:
                 self._look_at_store(event, now)
-                actions += self._tell_coordinator(event, now)
+                actions += self._pass_to_coordinator(event, now)
                 self._note_read(event)
             elif core.is_due(now) and core.looks_at_newcomers and self._is_next_round_out_of_reach(now):
                 core.put_off(now + READ_AGAIN_S)
             elif core.is_due(now):
-                actions += self._tell_coordinator(ev.DeadlinePassed(), now)
+                actions += self._pass_to_coordinator(ev.DeadlinePassed(), now)
                 assert not core.is_due(now), "what is due is done at once"
             else:
                 break
         runs_as_agreed = core.phase is CoordinatorPhase.RUNNING and self.log.proposal is None
         if runs_as_agreed and bool(core.roster.ready) != self._has_spares:
             self._has_spares = bool(core.roster.ready)
-            actions += self.connections.say_all(self._heartbeat)
+            actions += self.connections.send_to_all(self._heartbeat)
         return actions
 
     def _look_at_store(self, event: CoordinatorEvent, now: float) -> None:
@@ -812,9 +812,9 @@ class Leader(Machine[ev.Event, ev.Action]):
         committed = self.log.node.committed
         return isinstance(committed, Entry) and not committed.voters
 
-    def _tell_coordinator(self, event: CoordinatorEvent, now: float) -> list[ev.Action]:
+    def _pass_to_coordinator(self, event: CoordinatorEvent, now: float) -> list[ev.Action]:
         core = self.coordinator
-        core.forming.on_heard(is_all=self.connections.pending.is_empty)
+        core.forming.note_handled(is_all=self.connections.pending.is_empty)
         sends = core.handle(event, now)
         if core.version != self._version and not self.is_over:
             self._withheld += sends
@@ -839,9 +839,9 @@ class Leader(Machine[ev.Event, ev.Action]):
         for node_id, message in ((send.node_id, send.message) for send in sends):
             match message:
                 case r.Show() | r.Shown():
-                    actions += self.connections.say(node_id, message)
+                    actions += self.connections.send(node_id, message)
                 case r.Answer(ask_id) if not self.coordinator.roster.has_asked(node_id, ask_id):
-                    actions += self.connections.say(node_id, message)  # it queries other nodes
+                    actions += self.connections.send(node_id, message)  # it queries other nodes
                 case _:
                     actions += self.connections.decide(node_id, message, now)
         return actions

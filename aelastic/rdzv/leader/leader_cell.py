@@ -109,7 +109,7 @@ class LeaderCell:
         self._words += 1
         return self.word if self._words == 1 else f"{self.word}.{self._words}"
 
-    def on_said(self, stored: m.StoredCell | None, now: float) -> OpenQuestion | None:
+    def on_answered(self, stored: m.StoredCell | None, now: float) -> OpenQuestion | None:
         """Notes an answer; returns the question, or `None` if there was none."""
         asked, self._asked, self._silent_since = self._asked, None, None
         if asked is None:

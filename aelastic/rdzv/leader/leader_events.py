@@ -94,7 +94,7 @@ Event: TypeAlias = OfConnection | OfCell | Campaigned | Declined | Resigned | De
 # Actions.
 
 
-class Say(Record):
+class SendTo(Record):
     """Send a message on a connection.  Answered by `Flushed` if it has a serial."""
 
     conn: int
@@ -163,4 +163,4 @@ class StepDown(Record):
     stored: m.StoredCell | None = None
 
 
-Action: TypeAlias = Say | Drop | AskVotes | Answer | PassOn | ReadCell | WriteCell | StepDown
+Action: TypeAlias = SendTo | Drop | AskVotes | Answer | PassOn | ReadCell | WriteCell | StepDown

@@ -213,7 +213,7 @@ class Roster:
             self.set_starts(node_id, m.Starts.PREPARING)
         return [Send(node_id, m.StartAhead(self.reported[node_id].starts)) for node_id in waiting]
 
-    def hear_round(self, round_: int) -> None:
+    def note_round(self, round_: int) -> None:
         """A node has reported a round."""
         self.newest_round = max(self.newest_round, round_)
 

@@ -318,10 +318,10 @@ def last_whole(leader: Leader) -> Entry | None:
     return max((each for each in found if log_of(each) == committed.log), key=order, default=None)
 
 
-def _given_up(leader: Leader, heard: EntryId) -> Leader:
+def _given_up(leader: Leader, known: EntryId) -> Leader:
     """Returns the leader as founder of another log.  It may have to begin an incarnation first."""
     node = leader.node.replace(committed=None, accepted=None)
-    leader = leader.replace(node=node, given_up=heard)
+    leader = leader.replace(node=node, given_up=known)
     return establish(leader) or leader
 
 
@@ -401,32 +401,32 @@ def phase_1_mandate(leader: Leader, votes: Votes) -> Mandate:
     return mandate
 
 
-def may_found(leader: Leader, heard: Entry, votes: Votes) -> bool:
+def may_found(leader: Leader, known: Entry, votes: Votes) -> bool:
     """Founding: nothing begins while nodes of the known log may live and have not answered.
 
     The endpoints must have forgotten that log: a majority of them has another incarnation.  The founder must never have
     been a voter there, so that it breaks no promise.
     """
     views = [view for view in leader.views if view]
-    new_ones = [view for view in views if view.incarnation not in heard.incarnations]
+    new_ones = [view for view in views if view.incarnation not in known.incarnations]
     is_forgotten = leader.has_listened and 2 * len(new_ones) > len(leader.views)
-    are_all_known = not voting.missing(heard.configuration, votes.known | votes.replaced)
-    return is_forgotten and are_all_known and leader.node.name not in heard.voters
+    are_all_known = not voting.missing(known.configuration, votes.known | votes.replaced)
+    return is_forgotten and are_all_known and leader.node.name not in known.voters
 
 
-def may_found_beside(leader: Leader, heard: EntryId) -> bool:
+def may_found_beside(leader: Leader, known: EntryId) -> bool:
     """Founding, if nobody who answers ever had a vote: the endpoints have forgotten the log, and only its id is known.
 
     An endpoint has also forgotten it if a leader of that log began its incarnation, but has written no entry there.
     Nobody can tell which of its nodes may live, no more than an agent that knows of no log can: these are two jobs.
     """
-    forgotten = [view for view in leader.views if view and has_forgotten(view, heard)]
+    forgotten = [view for view in leader.views if view and has_forgotten(view, known)]
     return leader.has_listened and 2 * len(forgotten) > len(leader.views)
 
 
-def has_forgotten(view: View, heard: EntryId) -> bool:
+def has_forgotten(view: View, known: EntryId) -> bool:
     is_empty = view.committed is None and view.accepted is None
-    return is_empty or view.log != heard.log
+    return is_empty or view.log != known.log
 
 
 def adopted(leader: Leader) -> Entry | None:

@@ -272,7 +272,7 @@ class Member(Machine[Event, Action]):
         return [ev.ReadCell()]
 
     def _on_cell(self, stored: m.StoredCell | None, now: float) -> list[Action]:
-        self.sight.on_said(stored, now)
+        self.sight.on_answered(stored, now)
         if self.log is None:
             return self._connect_here(now)
         if stored is not None:
@@ -298,7 +298,7 @@ class Member(Machine[Event, Action]):
         self.sight.note_gone(is_gone=is_gone or self.sight.still_s(now) >= self.lease_s)
         is_silent = self.lost_at is not None and now >= self.lost_at + self.lease_s and self._is_voter
         is_silent &= leader is not None and leader.token == self._silent
-        if self.sight.says_gone or leader is None or stored is None or is_silent:
+        if self.sight.names_no_leader or leader is None or stored is None or is_silent:
             return self._campaign(now)
         return self._connect(leader, stored.cell.term, now)
 
@@ -377,11 +377,11 @@ class Member(Machine[Event, Action]):
         voters = self._voters
         if self.log.name in voters:
             turn_s = voters.index(self.log.name) * STAGGER_S
-            is_said = self.sight.says_gone
-            return max(self._campaign_at, since + (0.0 if is_said else silence_s) + turn_s)
+            names_none = self.sight.names_no_leader
+            return max(self._campaign_at, since + (0.0 if names_none else silence_s) + turn_s)
         if self.log.committed is not None and self.do_nodes_vote:  # voters must have their turn
             return max(self._campaign_at, since + self.lease_s + TURN_OF_VOTERS_S)
-        return self._campaign_at if self.sight.says_gone else None
+        return self._campaign_at if self.sight.names_no_leader else None
 
     def _campaign(self, now: float) -> list[Action]:
         """Campaigns, if it is this node's turn."""
@@ -528,9 +528,11 @@ class Member(Machine[Event, Action]):
                 self.phase = Phase.OVER
                 return [ev.Disconnect(), ev.GiveUp(reason, is_refused=True)]
             case m.Refused(reason):
-                told = [ev.Deliver(each) for each in self._on_unread(reason)] if self.phase is Phase.FOLLOWING else []
+                actions = (
+                    [ev.Deliver(each) for each in self._on_unread(reason)] if self.phase is Phase.FOLLOWING else []
+                )
                 self._lose_leader(reason, now)
-                return [*told, ev.Disconnect()]
+                return [*actions, ev.Disconnect()]
             case m.GivenUp():  # this node was suspended, or could not send
                 leader, term = self.leader, self.term
                 self._lose_leader("the leader gave up this node, which was silent", now)
@@ -566,17 +568,17 @@ class Member(Machine[Event, Action]):
                 return self._join_anew(now)
             before, self.log = self.log, following.on_plan(self.log, plan.log)
             must_report = following.must_report(before, self.log)
-        told: list[Action] = []
+        actions: list[Action] = []
         if plan.log is None or plan.log.is_leading:
-            told += self._on_led(now)
+            actions += self._on_led(now)
         starts = self.state.node and self.state.node.starts
         news = self.state.follow(plan, now) if self._is_leading else []
-        told += [ev.Deliver(each) for each in news]
+        actions += [ev.Deliver(each) for each in news]
         if plan.ended is not None and self._is_leading:
             self.phase = Phase.OVER
-            return [*told, ev.Disconnect()]
+            return [*actions, ev.Disconnect()]
         must_report |= starts is not (self.state.node and self.state.node.starts)
-        return told + (self._report(now) if must_report else [])
+        return actions + (self._report(now) if must_report else [])
 
     def _on_led(self, now: float) -> list[Action]:
         """The agent that this node is connected to leads."""
@@ -609,26 +611,26 @@ class Member(Machine[Event, Action]):
                 ev.Disconnect(),
                 ev.GiveUp(self.search.outcome(now), is_refused=False, lacks_quorum=self.search.lacks_quorum),
             ]
-        told: list[Action] = [ev.Deliver(waiting)] if (waiting := self.search.note(now)) else []
+        actions: list[Action] = [ev.Deliver(waiting)] if (waiting := self.search.note(now)) else []
         if self._stop_at is not None and now >= self._stop_at:
-            told += self._stop(Cause(CauseKind.LEADER_SILENT), now)
+            actions += self._stop(Cause(CauseKind.LEADER_SILENT), now)
         match self.phase:
             case Phase.SEARCHING:
                 read = self._read_cell(now) if now >= self.search.read_at and not self.sight.is_asked else []
-                return told + read + self._campaign(now)
+                return actions + read + self._campaign(now)
             case Phase.CONNECTING | Phase.FOLLOWING if self._look_at is not None and now >= self._look_at:
                 self.sight.on_asked(now)
-                return [*told, ev.ReadCell()]
+                return [*actions, ev.ReadCell()]
             case Phase.CONNECTING if now >= self._greeted_by:
                 self._lose_leader("the leader does not answer", now)
-                return [*told, ev.Disconnect(), *self._read_cell(now)]
+                return [*actions, ev.Disconnect(), *self._read_cell(now)]
             case Phase.FOLLOWING if now >= self.received_at + self.lease_s:
-                return told + self._on_silent(due, now)
+                return actions + self._on_silent(due, now)
             case Phase.FOLLOWING if now >= self.alive_at:
                 self.alive_at = now + self.lease_s / 3
-                return [*told, ev.Send(m.Alive())]
+                return [*actions, ev.Send(m.Alive())]
             case Phase.CONNECTING | Phase.FOLLOWING | Phase.CAMPAIGNING | Phase.OVER:
-                return told
+                return actions
             case _:
                 assert_never(self.phase)
 
@@ -678,7 +680,7 @@ class Member(Machine[Event, Action]):
     def _distrust(self, why: str, now: float) -> list[Action]:
         """The leader sends something that no leader can send: this node tries it again, later each time."""
         assert self.leader is not None
-        told = not_followed(self.leader, why)
-        self._lose_leader(told, now)
-        waiting = ev.Deliver(m.Waiting(told, kind=m.WaitKind.LEADER))
+        text = not_followed(self.leader, why)
+        self._lose_leader(text, now)
+        waiting = ev.Deliver(m.Waiting(text, kind=m.WaitKind.LEADER))
         return [ev.Disconnect(), *([waiting] if self.search.back_off(now) else [])]

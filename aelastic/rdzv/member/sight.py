@@ -16,13 +16,13 @@ class Sight:
     seen: Seen = NOTHING_SEEN
     is_asked: bool = False  # the endpoint owes an answer
     asked_at: float = 0.0
-    says_gone: bool = False  # its last answer named no leader that may live
+    names_no_leader: bool = False  # its last answer named no leader that may live
     logs: frozenset[str] = frozenset()  # those seen in it before their verdict: this node belongs to these jobs
 
     def on_asked(self, now: float) -> None:
         self.is_asked, self.asked_at = True, now
 
-    def on_said(self, stored: m.StoredCell | None, now: float) -> None:
+    def on_answered(self, stored: m.StoredCell | None, now: float) -> None:
         """The endpoint has answered."""
         self.is_asked, self.stored = False, stored
         cell = None if stored is None else stored.cell
@@ -38,11 +38,11 @@ class Sight:
 
     def note_gone(self, *, is_gone: bool) -> None:
         """Notes whether its last answer named no leader that may live."""
-        self.says_gone = is_gone
+        self.names_no_leader = is_gone
 
     def on_failed(self) -> None:
         """The endpoint does not answer: its earlier answers are not a reason to campaign."""
-        self.is_asked, self.says_gone = False, False
+        self.is_asked, self.names_no_leader = False, False
 
     def still_s(self, now: float) -> float:
         """Returns how long the leader in the cell has not renewed it."""

@@ -134,8 +134,8 @@ class Handshake:
         self._keys, self._purpose, self._is_client = keys, purpose.encode(), is_client
         self._source = f" in {source}" if source else ""
         self._own = own = _Greeting(protocol, keys[0].run.encode(), tuple(each.id for each in keys))
-        self._said = _GREETING % (nonce.hex().encode(), own.protocol, own.run, '","'.join(own.keys).encode())
-        self._heard = b""  # the other end's greeting
+        self._own_greeting = _GREETING % (nonce.hex().encode(), own.protocol, own.run, '","'.join(own.keys).encode())
+        self._their_greeting = b""  # the other end's greeting
         self._key: Key | None = None  # the key that both ends have
         self.other_keys: tuple[str, ...] = ()
         self._buffer = b""
@@ -144,7 +144,7 @@ class Handshake:
 
     def begin(self) -> bytes:
         """Returns the first data to send; a server waits for the client's greeting."""
-        return _frame(self._said) if self._is_client else b""
+        return _frame(self._own_greeting) if self._is_client else b""
 
     def feed(self, data: bytes) -> bytes:
         """Handles received data; returns the data to send.
@@ -155,7 +155,7 @@ class Handshake:
         self._buffer += data
         answer = b""
         while self.tags is None and (body := self._next_body()) is not None:
-            answer += self._on_proof(body) if self._heard else self._on_greeting(body)
+            answer += self._on_proof(body) if self._their_greeting else self._on_greeting(body)
         if self.tags is not None:
             self.rest, self._buffer = self._buffer, b""
         return answer
@@ -177,22 +177,22 @@ class Handshake:
     def _plain(self, body: bytes) -> ProofError:
         """Returns why data that begins like this is not a greeting."""
         found = _PLAIN_HELLO.match(body)
-        if found is None or self._heard:
+        if found is None or self._their_greeting:
             return ProofError(f"it is not an aelastic agent, and proved nothing ({body[:16]!r})")
         if int(found[1]) == self._own.protocol:
             words = "it has no secret and the job has one: use the same --secret-file on every node"
         else:
             words = _other_protocol(int(found[1]), self._own.protocol)
-        told = words.replace("it ", "this agent ", 1).replace("and this agent", "and the job")
-        refused = json.dumps(["Refused", {"reason": told, "is_final": True}])  # the same in each version
+        for_them = words.replace("it ", "this agent ", 1).replace("and this agent", "and the job")
+        refused = json.dumps(["Refused", {"reason": for_them, "is_final": True}])  # the same in each version
         return ProofError(words, _frame(refused.encode()))
 
     def _on_greeting(self, body: bytes) -> bytes:
         theirs = self._read_greeting(body)
-        self._heard, self.other_keys = body, theirs.keys
+        self._their_greeting, self.other_keys = body, theirs.keys
         offered, had = (self._own, theirs) if self._is_client else (theirs, self._own)
         common = next((each for each in offered.keys if each in had.keys), None)
-        answer = b"" if self._is_client else _frame(self._said)
+        answer = b"" if self._is_client else _frame(self._own_greeting)
         if theirs.protocol != self._own.protocol:
             raise ProofError(_other_protocol(theirs.protocol, self._own.protocol), answer)
         if common is None:
@@ -226,7 +226,11 @@ class Handshake:
     @cached_property
     def _both(self) -> bytes:
         """The purpose and both greetings; each part begins with its length."""
-        greetings = (self._said, self._heard) if self._is_client else (self._heard, self._said)
+        greetings = (
+            (self._own_greeting, self._their_greeting)
+            if self._is_client
+            else (self._their_greeting, self._own_greeting)
+        )
         return b"".join(map(_frame, (self._purpose, *greetings)))
 
 

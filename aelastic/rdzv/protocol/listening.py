@@ -10,7 +10,7 @@ from aelastic.base.host.ports import LOOPBACKS, HeldPort, is_address, is_loopbac
 from aelastic.errors import InputError, RendezvousError
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores.endpoint_cell import EndpointCell
-from aelastic.rdzv.stores.endpoints import RESOLVE_TIMEOUT_S, Endpoint, local_addresses_of, told_elsewhere
+from aelastic.rdzv.stores.endpoints import RESOLVE_TIMEOUT_S, Endpoint, listen_addresses, local_addresses_of
 
 # How many addresses others get besides a name; messages have a limit.
 BESIDE_MAX = 8
@@ -27,15 +27,15 @@ def own_addresses(settings: RendezvousSettings, cell: EndpointCell) -> list[str]
     return list(dict.fromkeys(each for each in (cell.endpoint_host, *far) if each)) or [loopback_address()]
 
 
-def addresses_beside(told: Sequence[str], local: Sequence[str], cell: EndpointCell) -> list[str]:
+def addresses_beside(given: Sequence[str], local: Sequence[str], cell: EndpointCell) -> list[str]:
     """Returns the addresses that others get besides the name of this host, in case no name server answers them.
 
     Args:
-        told: the result of `own_addresses`.
+        given: the result of `own_addresses`.
         local: the result of `local_addresses`.
         cell: if `local` is empty, the source address of this agent's connection to the cell is returned.
     """
-    if any(map(is_address, told)):
+    if any(map(is_address, given)):
         return []
     way = cell.own_address
     if local or not way or is_loopback(way):
@@ -46,25 +46,25 @@ def addresses_beside(told: Sequence[str], local: Sequence[str], cell: EndpointCe
 async def local_addresses(settings: RendezvousSettings) -> list[str]:
     """Returns the addresses that the name given to others has on this host; none if it has no useful ones here."""
     if settings.local_addr and not settings.is_on_loopback:
-        return await local_addresses_told(settings.local_addr, RESOLVE_TIMEOUT_S)
+        return await local_addresses_of_name(settings.local_addr, RESOLVE_TIMEOUT_S)
     return []
 
 
-async def local_addresses_told(host: str, within_s: float) -> list[str]:
+async def local_addresses_of_name(host: str, within_s: float) -> list[str]:
     """Returns this host's addresses behind a name that others were given; none if the name has no useful ones here."""
     with suppress(RendezvousError, InputError):  # another agent sent it, so it may not be a valid name
-        return told_elsewhere(await local_addresses_of(Endpoint(host, 0), within_s))
+        return listen_addresses(await local_addresses_of(Endpoint(host, 0), within_s))
     return []
 
 
-def listen_for_members(port: HeldPort, told: Sequence[str], local: Sequence[str]) -> None:
+def listen_for_members(port: HeldPort, given: Sequence[str], local: Sequence[str]) -> None:
     """Listens at the addresses that others were given.
 
     Args:
-        told: the result of `own_addresses`.
+        given: the result of `own_addresses`.
         local: the result of `local_addresses`.
     """
-    known = local or [each for each in map(loopback_address, told) if is_address(each)]
+    known = local or [each for each in map(loopback_address, given) if is_address(each)]
     port.listen_at([*known, *LOOPBACKS] if known else [])  # its own node connects over loopback
 
 

@@ -210,8 +210,8 @@ def _check_past(past: m.Past) -> list[tuple[str, bool]]:
 
 def _check_status(status: m.Status) -> list[tuple[str, bool]]:
     node_id = status.node.node_id
-    said = [*status.asks, status.frozen, status.saved, status.question, status.places, status.left]
-    return [("it speaks of another node", any(each is not None and each.node_id != node_id for each in said))]
+    reports = [*status.asks, status.frozen, status.saved, status.question, status.places, status.left]
+    return [("it speaks of another node", any(each is not None and each.node_id != node_id for each in reports))]
 
 
 def _check_ranks(ranks: NodeRanks) -> list[tuple[str, bool]]:

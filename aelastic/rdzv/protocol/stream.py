@@ -327,8 +327,8 @@ class NoConnectionError(Exception):
         reasons = {f"{address}: {why}": None for (address, _), why in zip(attempts, words, strict=True)}
         super().__init__(f"cannot connect to port {port} ({'; '.join(reasons) or 'no address is known'})")
         # A name that cannot be resolved proves nothing about the port.
-        heard = [error for _, error in attempts if not isinstance(error, socket.gaierror)]
-        self.is_refused = bool(heard) and all(error.errno == errno.ECONNREFUSED for error in heard)
+        connect_errors = [error for _, error in attempts if not isinstance(error, socket.gaierror)]
+        self.is_refused = bool(connect_errors) and all(error.errno == errno.ECONNREFUSED for error in connect_errors)
         self.is_here = self.is_refused and all(_is_own(host) for host in hosts)
 
 

@@ -23,7 +23,7 @@ from aelastic.rdzv.protocol.secret_file import SecretFile
 _log = logging.getLogger(__name__)
 
 # A program that can write there may do so all the time.
-TELL_INTERVAL_S = 60.0
+WARN_INTERVAL_S = 60.0
 
 
 class NotTrustedError(RendezvousConnectionError):
@@ -51,7 +51,7 @@ class Writing:
         self.is_proved = secret is not None
         self._lease_s = lease_s
         self._foreign, self._since = b"", 0.0
-        self._told_at = -math.inf
+        self._warned_at = -math.inf
 
     def sign(self, text: bytes) -> bytes:
         return sign(text, self._keys())
@@ -70,8 +70,8 @@ class Writing:
             now = clock.now()
             if text != self._foreign:
                 self._foreign, self._since = text, now
-            if now - self._told_at >= TELL_INTERVAL_S:
-                self._told_at = now
+            if now - self._warned_at >= WARN_INTERVAL_S:
+                self._warned_at = now
                 _log.warning(
                     "ignoring %s: %s; is --secret-file the same on every node?",
                     where,

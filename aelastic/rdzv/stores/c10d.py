@@ -19,10 +19,10 @@ from aelastic.rdzv.settings import C10D_PORT, RendezvousSettings, split_endpoint
 from aelastic.rdzv.stores.endpoints import (
     Endpoint,
     first_of,
+    listen_addresses,
     local_addresses_of,
     look_up_limit_s,
     other_hosts_of,
-    told_elsewhere,
     useful_elsewhere,
 )
 from aelastic.rdzv.stores.register_cells import cell_from_bytes
@@ -196,8 +196,8 @@ class C10dStore(Store):
             elif self._is_one_of_many and is_loopback(local):
                 listeners = [listen(endpoint.port, local)]
             else:
-                told = [] if self._is_bind_all else told_elsewhere(self._local_addresses)
-                listeners = listen_at(endpoint.port, [*told, *LOOPBACKS] if told else [])
+                addresses = [] if self._is_bind_all else listen_addresses(self._local_addresses)
+                listeners = listen_at(endpoint.port, [*addresses, *LOOPBACKS] if addresses else [])
         except OSError as error:
             if error.errno == errno.EADDRINUSE and not self._is_host:
                 return None

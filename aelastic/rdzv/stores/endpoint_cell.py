@@ -34,7 +34,7 @@ class EndpointCell:
         self._store = store
         self._writing = Writing(secret, lease_s)
         self._text = b""  # as last read or written
-        self.said: StoredCell | None = None  # the content of that text
+        self.content: StoredCell | None = None  # the content of that text
         self._has_written = False
 
     async def run(self) -> None:
@@ -68,7 +68,7 @@ class EndpointCell:
         text = await self._store.compare_set(self._text, new)
         if text != new:
             return self._take(text)
-        self._text, self.said, self._has_written = text, stored, stored.cell.leader != ""
+        self._text, self.content, self._has_written = text, stored, stored.cell.leader != ""
         return stored
 
     async def aclose(self) -> None:
@@ -76,9 +76,9 @@ class EndpointCell:
         await self._store.aclose()
 
     def _take(self, text: bytes) -> StoredCell | None:
-        said = self._understood(text)
-        self._text, self.said = text, said
-        return said
+        content = self._understood(text)
+        self._text, self.content = text, content
+        return content
 
     def _understood(self, text: bytes) -> StoredCell | None:
         if not text:

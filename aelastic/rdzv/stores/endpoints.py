@@ -111,7 +111,7 @@ def first_of(addresses: Sequence[str]) -> str | None:
     return next((address for address in addresses if not is_loopback(address)), addresses[0] if addresses else None)
 
 
-def told_elsewhere(addresses: Sequence[str]) -> list[str]:
+def listen_addresses(addresses: Sequence[str]) -> list[str]:
     """Returns where to listen for others that were given a name with these addresses here; none: at all addresses.
 
     A loopback address does not tell what the name means on other hosts, and neither does an unspecified address.

@@ -68,7 +68,7 @@ class QuorumStore(Store):
         ]  # fmt: skip
         self._backend = settings.backend
         self._states = dict.fromkeys(self._endpoints, SILENT)  # why each is missing; "": it answers
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._on_endpoint = on_endpoint
         self._hopeless: RendezvousError | InputError | None = None  # why this agent cannot take part, if so
         self._has_worked = False  # once it has, an endpoint with another server is treated like one that is away
@@ -186,8 +186,8 @@ class QuorumStore(Store):
 
     def _note(self, name: str, state: str) -> None:
         self._states[name] = state
-        if self._told.get(name) != state:
-            self._told[name] = state
+        if self._reported.get(name) != state:
+            self._reported[name] = state
             self._on_endpoint(name, state)
 
     async def _carry_out(self, request: ev.Look | ev.Write) -> ev.Event:

@@ -128,7 +128,7 @@ class Register(Machine[ev.Event, ev.Action]):
                 return self._on_looked(event, now)
             case ev.Written():
                 return self._on_written(event, now)
-            case ev.Unanswered(step, store) if step != self._step or self._try.has_heard_of(store):
+            case ev.Unanswered(step, store) if step != self._step or self._try.is_settled(store):
                 return []  # of an earlier step, or a repetition
             case ev.Unanswered() if self.phase in {Phase.IDLE, Phase.PAUSING}:
                 return []  # too late for its try
@@ -158,7 +158,7 @@ class Register(Machine[ev.Event, ev.Action]):
         attempt, store = self._try, event.store
         if self.phase not in {Phase.LOCKING, Phase.WRITING}:
             return []  # too late for its try
-        if event.step != self._step or attempt.has_heard_of(store):
+        if event.step != self._step or attempt.is_settled(store):
             return []  # of an earlier step, or a repetition
         if not event.is_done:
             attempt.leave_out(store, CAME_BETWEEN)
@@ -190,7 +190,7 @@ class Register(Machine[ev.Event, ev.Action]):
                     return self._when_seen(basis, now) if self._is_patient(now, is_first=is_first) else []
                 if not self.is_known and attempt.may_have_begun(self.name):  # the first vote may be on its way
                     return self._fail(now) if self._is_patient(now, is_first=True) else []
-                return self._give_up() if attempt.is_heard_of_all else self._wait_for_majority(now)
+                return self._give_up() if attempt.are_all_settled else self._wait_for_majority(now)
             case Phase.LOCKING | Phase.WRITING if attempt.is_hopeless:
                 return self._fail(now)
             case Phase.LOCKING | Phase.WRITING if not attempt.has_majority:
@@ -226,7 +226,7 @@ class Register(Machine[ev.Event, ev.Action]):
         if attempt.patient_until is None:
             patience_s = min(max(now - attempt.began, PATIENCE_MIN_S), PATIENCE_MAX_S)
             attempt.patient_until = now + (FIRST_PATIENCE_S if is_first else patience_s)
-        if attempt.is_heard_of_all or now >= attempt.patient_until:
+        if attempt.are_all_settled or now >= attempt.patient_until:
             return True
         self._wait(attempt.patient_until)
         return False

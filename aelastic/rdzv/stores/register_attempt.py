@@ -74,12 +74,12 @@ class Attempt:
         """Continues the try without a store."""
         self.missing[store] = why
 
-    def has_heard_of(self, store: int) -> bool:
+    def is_settled(self, store: int) -> bool:
         """Returns whether a store has answered in this step, or is left out."""
         return store in self.answers or store in self.missing
 
     @property
-    def is_heard_of_all(self) -> bool:
+    def are_all_settled(self) -> bool:
         return len(self.answers | self.missing.keys()) == self.size
 
     @property

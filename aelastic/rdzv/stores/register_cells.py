@@ -66,8 +66,8 @@ def cell_from_bytes(data: bytes) -> tuple[Cell, list[str]]:
         raise ValueError(str(error)) from None
 
 
-def _ballot(said: object) -> Ballot:
-    match said:
+def _ballot(value: object) -> Ballot:
+    match value:
         case [int(number), str(name)]:
             return Ballot(number, name)
         case _:

@@ -13,7 +13,7 @@ from aelastic.base.host.ports import LOOPBACKS, is_loopback
 from aelastic.errors import RendezvousConnectionError
 from aelastic.rdzv.settings import RendezvousSettings, split_endpoint
 from aelastic.rdzv.stores.c10d import C10dStore
-from aelastic.rdzv.stores.endpoints import Endpoint, first_of, local_addresses_of, told_elsewhere, useful_elsewhere
+from aelastic.rdzv.stores.endpoints import Endpoint, first_of, listen_addresses, local_addresses_of, useful_elsewhere
 from aelastic.rdzv.stores.store import Store
 from aelastic.rdzv.stores.tcp_store import SERVED_FOR, printable, run_key
 from aelastic.workers.tcpstore.host import StoreHost
@@ -58,8 +58,8 @@ class MasterStore(Store):
             _log.warning("%s; only the other nodes need it", error)
         if not self._is_on_loopback:
             host.hold(endpoint.port)
-            told = told_elsewhere(self._local_addresses)
-            host.listen_at([*told, *LOOPBACKS] if told else [])
+            addresses = listen_addresses(self._local_addresses)
+            host.listen_at([*addresses, *LOOPBACKS] if addresses else [])
         host.preset(SERVED_FOR, printable(self._run_id))
         host.open(endpoint.port, endpoint.host if self._is_on_loopback else "")
         self._is_open = True

@@ -257,7 +257,7 @@ class TcpStore:
         Returns:
             The present value; empty if the key does not exist.
         """
-        answer: str = await self._ask("compare_set", key=key, expected=_told(expected), value=_told(value))
+        answer: str = await self._ask("compare_set", key=key, expected=_encoded(expected), value=_encoded(value))
         now = binascii.a2b_base64(answer)
         # For a key that does not exist but should, torch returns the expected value.
         return b"" if now == expected and now != value else now
@@ -334,5 +334,5 @@ class TcpStore:
         self._listeners = ()
 
 
-def _told(value: bytes) -> str:
+def _encoded(value: bytes) -> str:
     return binascii.b2a_base64(value, newline=False).decode()

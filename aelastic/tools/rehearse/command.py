@@ -17,7 +17,7 @@ from typing import NamedTuple
 from aelastic.diagnose.failures.failure import printable
 from aelastic.errors import EXIT_FAILURE, InputError
 from aelastic.observe.status_text import duration
-from aelastic.observe.ui.commands import Colour, paint_for, say, say_painted
+from aelastic.observe.ui.commands import Colour, paint_for, write_painted, write_text
 from aelastic.observe.ui.progress_line import ProgressLine
 from aelastic.tools.rehearse import habits
 from aelastic.tools.rehearse.cases import SHARE, CannotError, Rehearsals
@@ -68,14 +68,14 @@ def _run(script: Script, wanted: Wanted, root: Path, apart: Path, progress: Prog
         return _rehearse(rehearsals, wanted, apart, position)
     except KeyboardInterrupt:
         progress.clear()
-        say(f"interrupted; logs and saved files: {apart}", sys.stderr)
+        write_text(f"interrupted; logs and saved files: {apart}", sys.stderr)
         raise
     except OSError as error:
         progress.clear()
         text = f"error: rehearse: {error}; logs and saved files: {apart}"
-        say(f"aelastic: {text}", sys.stderr)
+        write_text(f"aelastic: {text}", sys.stderr)
         if wanted.is_json:
-            say(json.dumps({"code": "cannot", "text": text}))
+            write_text(json.dumps({"code": "cannot", "text": text}))
         return EXIT_CANNOT
 
 
@@ -140,12 +140,12 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, position: _Po
     names = ["undisturbed"]
     asked = [name for name in rehearsals.cases if wanted.only in name]
 
-    def tell(verdict: CaseVerdict, word: str) -> None:
+    def report(verdict: CaseVerdict, word: str) -> None:
         found.append(verdict)
         position.line.clear()
         name, text = f"{names[len(found) - 1]:<31}", f"{word:<5}{verdict.text}"
         shown = paint(word, VERDICT_COLOURS.get(word))
-        say_painted(f"{len(found):2} {name} {shown}{printable(text.removeprefix(word))}", to)
+        write_painted(f"{len(found):2} {name} {shown}{printable(text.removeprefix(word))}", to)
 
     def end(code: str, text: str) -> int:
         where = None if code == "ok" and _clear(apart, wanted) else apart
@@ -156,30 +156,30 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, position: _Po
         result = {
             "code": code, "text": text, "rehearsals": each, "habits": broken, "folder": where and str(where)
         }  # fmt: skip
-        said = json.dumps(result, indent=2)
+        as_json = json.dumps(result, indent=2)
         if where is not None:
-            (where / RESULT).write_text(said)
+            (where / RESULT).write_text(as_json)
         position.line.clear()
-        say(said if wanted.is_json else text)
+        write_text(as_json if wanted.is_json else text)
         return EXIT_CODES[code]
 
     least = [name for name in asked if name not in in_place.cases] or asked
-    say(_expected(1 + len(least)), to)
+    write_text(_expected(1 + len(least)), to)
     position.begin(1, 1 + len(least), names[0])
     try:
-        tell(CaseVerdict(True, rehearsals.first()), "")
+        report(CaseVerdict(True, rehearsals.first()), "")
     except CannotError as error:
         return end("cannot", "\n".join([f"aelastic: {error}; logs: {apart}", *_against(in_place.habits)]))
     names += [name for name in asked if name in rehearsals.cases]
-    say(f"   about {duration(rehearsals.takes_s(names[1:]))} to go", to)
+    write_text(f"   about {duration(rehearsals.takes_s(names[1:]))} to go", to)
     if in_place.why_not:
-        say(f"   recovery in place is not rehearsed: {in_place.why_not}", to)
+        write_text(f"   recovery in place is not rehearsed: {in_place.why_not}", to)
     try:
-        _run_cases(rehearsals, names, position, tell)
+        _run_cases(rehearsals, names, position, report)
     finally:  # also if it is interrupted
         position.line.clear()
         if len(found) > 1:
-            say("\n".join(_table(dict(zip(names[1:], found[1:], strict=False)))), to)
+            write_text("\n".join(_table(dict(zip(names[1:], found[1:], strict=False)))), to)
     failed = [each for each in found if each.holds is False]
     untested = sum(each.holds is None for each in found)
     tested = len(names) - 1 - untested
@@ -201,13 +201,13 @@ def _against(found: Collection[Habit]) -> list[str]:
 
 
 def _run_cases(
-    rehearsals: Rehearsals, names: Sequence[str], position: _Position, tell: Callable[[CaseVerdict, str], None]
+    rehearsals: Rehearsals, names: Sequence[str], position: _Position, report: Callable[[CaseVerdict, str], None]
 ) -> None:
     """Runs all cases but the undisturbed run, which is the first of the names."""
     for number, name in enumerate(names[1:], 2):
         position.begin(number, len(names), name)
         verdict = rehearsals.run(name)
-        tell(verdict, "ok" if verdict.holds else "skip" if verdict.holds is None else "FAIL")
+        report(verdict, "ok" if verdict.holds else "skip" if verdict.holds is None else "FAIL")
 
 
 def _expected(runs: int) -> str:

@@ -170,14 +170,14 @@ class Undisturbed(NamedTuple):
         seen = seen._replace(checkpoint="whole" if is_resumed else "")
         how = f"resumed at {seen.resumed_at} ({seen.lost} lost)" if is_resumed else f"started over ({seen.lost} lost)"
         how = how if had_begun or is_resumed else "began"
-        told = {} if earlier is None else trial.metrics(trial.round)
-        told = dict(sorted(told.items())[1:])  # the first may be a mean of the last steps, which begins again
-        wrong = next(self._differences(told), "")
+        after = {} if earlier is None else trial.metrics(trial.round)
+        after = dict(sorted(after.items())[1:])  # the first may be a mean of the last steps, which begins again
+        wrong = next(self._differences(after), "")
         # If numbers also differ before the fault, the script is not deterministic.
         is_random = any(self._differences(earlier or {}))
         if wrong and had_begun and not is_random:
             return seen._replace(holds=False, text=f"{how}; {wrong}", advice=STATE, numbers="other")
-        is_same = told.keys() & self.metrics.keys() and not wrong
+        is_same = after.keys() & self.metrics.keys() and not wrong
         numbers = (
             f", numbers to step {trial.last()} the same" if is_same else ", the numbers differ in each run" * is_random
         )

@@ -65,7 +65,7 @@ class Script(NamedTuple):
 class SeenStep(NamedTuple):
     at: float
     number: int
-    told: int = 1  # times, by one rank
+    times: int = 1  # how often one rank has printed it
 
 
 class Worker(NamedTuple):
@@ -252,7 +252,7 @@ class Trial:
         of, step = (worker.round, worker.rank), self.script.step
         if step and (found := step.search(line)) and (found[1] or "").isdecimal():
             number = int(found[1])
-            if of in self.newest and self.newest[of].told == 1 and number < self.newest[of].number:
+            if of in self.newest and self.newest[of].times == 1 and number < self.newest[of].number:
                 del self.newest[of]  # a line about where it was saved, not a step
                 self.first[worker.round] = SeenStep(time.monotonic(), number)
             first = self.first.setdefault(worker.round, SeenStep(time.monotonic(), number)).number
@@ -263,9 +263,9 @@ class Trial:
                     self.goes_back = newest, number
             self._newest(worker, number)
         if self._metric and (found := self._metric.search(line)) and found[1] and (of in self.newest or not step):
-            told = self._metrics.setdefault(of, {})
+            numbers = self._metrics.setdefault(of, {})
             try:
-                told[self.newest[of].number if step else len(told)] = float(found[1])
+                numbers[self.newest[of].number if step else len(numbers)] = float(found[1])
             except ValueError:
                 self.no_number = found[1]
 
@@ -273,7 +273,7 @@ class Trial:
         of = worker.round, worker.rank
         before = self.newest.get(of, SeenStep(0.0, -1, 0))
         if before.number < number:
-            self.newest[of] = SeenStep(time.monotonic(), number, before.told + 1)
+            self.newest[of] = SeenStep(time.monotonic(), number, before.times + 1)
 
     def metrics(self, round_: int) -> dict[int, float]:
         """Returns the numbers by step, of the lowest rank that prints one."""
@@ -296,16 +296,16 @@ class Trial:
         """The newest step that a worker has committed; 0: none has."""
         return max((self._word(worker, STEP) for worker in self.team), default=0)
 
-    def align(self, last: int, told: int) -> None:
+    def align(self, last: int, count: int) -> None:
         """Counts calls of `notice.due()` from the end: each process counts from 0, and one that finished made the last.
 
         If no steps are printed, metrics are also counted.
 
         Args:
             last: the last step of the undisturbed job.
-            told: how many metrics that job prints.
+            count: how many metrics that job prints.
         """
-        off, more = last - self.last(self.round), told - len(self.metrics(self.round))
+        off, more = last - self.last(self.round), count - len(self.metrics(self.round))
         first = self.first[self.round]
         self.first[self.round] = first._replace(number=first.number + off)
         for of in [of for of in self.newest if of[0] == self.round]:
@@ -327,8 +327,8 @@ class Trial:
 
     def _least(self, round_: int) -> int:
         steps = [step for (at, _), step in self.newest.items() if at == round_]
-        most = max((step.told for step in steps), default=0)
-        return min((step.number for step in steps if 4 * step.told >= most), default=-1)
+        most = max((step.times for step in steps), default=0)
+        return min((step.number for step in steps if 4 * step.times >= most), default=-1)
 
     @property
     def team(self) -> list[Worker]:
@@ -347,8 +347,8 @@ class Trial:
                     what = failure["message"].strip().partition("\n")[0]
                     return f"rank {failure['rank']} failed on {failure['host']}: {what}"
         text = (self.folder / "agent.log").read_text(errors="replace")
-        said: list[str] = re.findall(r"^aelastic: (.*)$", text, re.MULTILINE)
-        return (said or ["it printed nothing"])[-1]
+        lines: list[str] = re.findall(r"^aelastic: (.*)$", text, re.MULTILINE)
+        return (lines or ["it printed nothing"])[-1]
 
     @property
     def asks(self) -> bool:

@@ -49,13 +49,13 @@ def report_of(logs: Sequence[Log], price: tuple[float, str] | None, save_s: floa
     spent, damaged, workers, is_cold, now = TimeSpent(GAP_S), 0, 1, False, 0.0
     for now, entry in in_order(logs):
         try:
-            spent.tell(entry.kind, entry.fields.get, now)
+            spent.handle(entry.kind, entry.fields.get, now)
             workers = max(workers, entry.fields.get("world_size") or 0)
             is_cold |= entry.kind == "workers_started" and entry.fields["workers"][0].get("kind") == "cold"
         except (ValueError, TypeError, LookupError, AttributeError):
             damaged += 1  # left out; the others count
     now = max([now, *(log.alive_at for log in logs if log.alive_at is not None)])
-    spent.tell("alive", dict[str, None]().get, now)
+    spent.handle("alive", dict[str, None]().get, now)
     seconds = spent.until(now)
     costs = None
     if price is not None:

@@ -27,7 +27,7 @@ from aelastic.tools.timeline.reader import Log, in_order, offsets_of
 from aelastic.tools.timeline.text import counted
 
 
-def tell_story(logs: Sequence[Log]) -> Story:
+def story_from(logs: Sequence[Log]) -> Story:
     """Merges the logs of one run.
 
     Args:
@@ -51,7 +51,7 @@ def tell_story(logs: Sequence[Log]) -> Story:
     # The first worker that failed in the last round, if no other round had to follow.
     number = max(number for node in nodes for number in (0, *node.formed))
     _, culprit = min(_failures(nodes).get(number, []), default=(0.0, ""))
-    culprit = "" if any(number in node.told for node in nodes) else culprit
+    culprit = "" if any(number in node.notices for node in nodes) else culprit
     return Story(
         run_id=logs[0].run_id,
         entrypoint=next((node.entrypoint for node in nodes if node.entrypoint), ""),
@@ -79,16 +79,17 @@ def _bound_open_ends(nodes: Sequence[NodeStory], length: float) -> None:
 
 
 def _restarts(nodes: Sequence[NodeStory], length: float) -> list[Restart]:
-    over = sorted({number for node in nodes for number in node.told})
+    over = sorted({number for node in nodes for number in node.notices})
     rounds = sorted({number for node in nodes for number in node.formed})
     failures = _failures(nodes)
-    told = [
-        min((node.told[number] for node in nodes if number in node.told), key=lambda each: each.at) for number in over
+    firsts = [
+        min((node.notices[number] for node in nodes if number in node.notices), key=lambda each: each.at)
+        for number in over
     ]
     # When each began, and the failed worker.
     begins = [
         min([*failures.get(number, []), (first.at, "")]) if first.cause == "failure" else (first.at, "")
-        for number, first in zip(over, told, strict=True)
+        for number, first in zip(over, firsts, strict=True)
     ]
     restarts = []
     for place, number in enumerate(over):
@@ -101,11 +102,15 @@ def _restarts(nodes: Sequence[NodeStory], length: float) -> list[Restart]:
         end = max(node.started[next_round or 0] for node in again) if is_over else limit
         is_over, end = is_over and end <= limit, min(max(start, end), limit)
         shares = [
-            Share(index, _cut(node, start, end, was_there=number in node.told), *_start_of(node, next_round, start))
+            Share(
+                index,
+                _cut(node, start, end, was_there=number in node.notices),
+                *_start_of(node, next_round, start),
+            )
             for index, node in enumerate(nodes)
-            if number in node.told or next_round in node.formed
+            if number in node.notices or next_round in node.formed
         ]
-        first = told[place]
+        first = firsts[place]
         recovery = _recovery(nodes, next_round)
         in_place = first.in_place and (recovery is not None or not is_over)
         known = place + 1, number, next_round, first.cause, first.reason, culprit, start, end, is_over, tuple(shares)
@@ -169,7 +174,7 @@ def _spent(logs: Sequence[Log], zero: float, length: float) -> dict[str, float]:
     spent = TimeSpent(GAP_S)
     for at, entry in in_order(logs):
         with suppress(ValueError, TypeError):  # a field is missing; the others count
-            spent.tell(entry.kind, entry.fields.get, at)
+            spent.handle(entry.kind, entry.fields.get, at)
     return spent.until(zero + length)
 
 

@@ -123,7 +123,7 @@ class NodeStory:
     marks: list[Mark] = field(default_factory=list[Mark])
     formed: dict[int, float] = field(default_factory=dict[int, float])  # by round
     started: dict[int, float] = field(default_factory=dict[int, float])  # by round: all its workers run
-    told: dict[int, RestartNotice] = field(default_factory=dict[int, RestartNotice])  # by the round that was over
+    notices: dict[int, RestartNotice] = field(default_factory=dict[int, RestartNotice])  # by the round that was over
     recovered: dict[int, Recovery] = field(default_factory=dict[int, Recovery])  # by the round that continues in place
     incomplete: int = 0  # entries with missing fields
     lost: int = 0  # records that the agent could not write

@@ -67,9 +67,9 @@ class NodeReader:
             if log.alive_at is not None:
                 node.closing, node.ends = "running", max(node.ends, log.alive_at - self._zero)
             self._leave_open()
-        said = self._progress
+        progress = self._progress
         node.incarnations = [
-            replace(process, progress=said.get((process.generation, process.local_rank), ""))
+            replace(process, progress=progress.get((process.generation, process.local_rank), ""))
             for process in node.incarnations
         ]
         return node
@@ -96,7 +96,7 @@ class NodeReader:
                 self._on_ended(entry, at)
             case "restarting":
                 in_place = entry.fields.get("in_place") is True
-                node.told.setdefault(
+                node.notices.setdefault(
                     entry.number("round"), RestartNotice(at, entry.text("cause"), _decided(entry), in_place)
                 )
             case "run_ended":
@@ -216,8 +216,8 @@ class NodeReader:
             node.blocks.append(Block(self._phase, start, max(start, node.ends), is_open=True))
 
 
-def _kind_of(told: object) -> str:
-    return told if told in {"warm", "cold"} and isinstance(told, str) else ""
+def _kind_of(value: object) -> str:
+    return value if value in {"warm", "cold"} and isinstance(value, str) else ""
 
 
 def _is_of_a_start(entry: Entry) -> bool:

@@ -211,11 +211,11 @@ def runs_of(logs: Sequence[Log]) -> list[list[Log]]:
 
 def in_order(logs: Sequence[Log]) -> list[tuple[float, Entry]]:
     """Returns all records in order of time, corrected for the clocks of nodes that have met."""
-    told: list[tuple[float, Entry]] = []
+    timed: list[tuple[float, Entry]] = []
     for run in runs_of([log for log in logs if log.entries]):
         for log, offset in zip(run, offsets_of(run)[0], strict=True):
-            told += [(entry.wall - offset, entry) for entry in log.entries]
-    return sorted(told, key=lambda each: each[0])
+            timed += [(entry.wall - offset, entry) for entry in log.entries]
+    return sorted(timed, key=lambda each: each[0])
 
 
 def offsets_of(logs: Sequence[Log]) -> tuple[list[float], list[str]]:

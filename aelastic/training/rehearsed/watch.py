@@ -66,7 +66,7 @@ class Watch:
         self._unapplied = 0  # commits of this round whose gradients are not applied
         self._wrapped: list[_Wrapped] = []
         self._old_groups: Sequence[weakref.ref[Any]] = ()
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         register_optimizer_step_post_hook(self._after_update)
         _wrap(DistributedDataParallel, "__init__", self._is_wrapping)
         for name in _COLLECTIVES:
@@ -173,8 +173,8 @@ class Watch:
         notes.note(kind, round=self._round, rank=self._rank, **fields)
 
     def _note_habit(self, habit: str, where: str, what: str = "") -> None:
-        if (habit, where) not in self._told:
-            self._told.add((habit, where))
+        if (habit, where) not in self._reported:
+            self._reported.add((habit, where))
             self._note(notes.HABIT, habit=habit, where=where, what=what)
 
 

@@ -39,7 +39,7 @@ _PACKAGE, _NAMES = "torch.distributed.launcher", ("LaunchConfig", "elastic_launc
 # Python's own options that take a value; `-c` and `-m` end them.
 _WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 # The program itself, as `PID NAME`; and the abstract unix socket at which it is notified of launchers (`unix(7)`).
-_PROGRAM, _HEARS = "AELASTIC_UNDER_PROGRAM", "AELASTIC_UNDER_HEARS"
+_PROGRAM, _LISTENER = "AELASTIC_UNDER_PROGRAM", "AELASTIC_UNDER_HEARS"
 
 
 def replace_launcher() -> None:
@@ -76,7 +76,7 @@ class _Replacement:
 
     def get_code(self, name: str) -> CodeType:
         """Returns the code that `runpy` runs for `python -m`."""
-        _tell_program()
+        _report_program()
         code = f"import runpy; runpy.run_module({STANDS_FOR[name]!r}, run_name='__main__', alter_sys=True)"
         return compile(code, name, "exec")
 
@@ -86,7 +86,7 @@ def _fill(module: ModuleType) -> None:
     from importlib import import_module
 
     name = module.__name__
-    _tell_program()
+    _report_program()
     ours = import_module(STANDS_FOR[name])
     vars(module).update({key: value for key, value in vars(ours).items() if not key.startswith("__")})
     if "__getattr__" not in vars(module):
@@ -159,13 +159,13 @@ def command_in_place_of(argv: Sequence[str]) -> list[str] | None:
 def _start() -> None:
     command = command_in_place_of(sys.orig_argv[1:])
     if command is not None and _is_there():
-        _tell_program()
+        _report_program()
         os.execv(sys.executable, [sys.executable, *command])
     replace_launcher()
-    _hear_of_launchers()
+    _listen_for_launchers()
 
 
-def _hear_of_launchers() -> None:
+def _listen_for_launchers() -> None:
     """Makes the program itself print at its end if nothing has used torch's launcher."""
     pid, _, name = os.environ.pop(_PROGRAM, "").partition(" ")
     if pid != str(os.getpid()):
@@ -173,38 +173,38 @@ def _hear_of_launchers() -> None:
     import atexit
     import socket
 
-    hears = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-    os.environ[_HEARS] = f"aelastic.under {pid} {os.urandom(8).hex()}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    os.environ[_LISTENER] = f"aelastic.under {pid} {os.urandom(8).hex()}"
     try:
-        hears.bind("\0" + os.environ[_HEARS])
+        listener.bind("\0" + os.environ[_LISTENER])
     except OSError:  # a sandbox without such sockets: no message then
-        del os.environ[_HEARS]
+        del os.environ[_LISTENER]
         return
 
-    def tell() -> None:
+    def warn() -> None:
         if os.getpid() != int(pid):
             return  # a fork of it
         try:
-            hears.recv(1)
+            listener.recv(1)
         except OSError:
             what = f"{name} started no torch launcher on this host, so aelastic did nothing"
             page = "docs/how-to/from-torchrun.md"
             print(f"aelastic.under: {what}: no restarts, no watching; see {page}", file=sys.stderr)
 
-    atexit.register(tell)
+    atexit.register(warn)
 
 
-def _tell_program() -> None:
+def _report_program() -> None:
     """Notifies the program that torch's launcher is used, unless it is this process itself."""
     os.environ.pop(_PROGRAM, None)
-    name = os.environ.pop(_HEARS, "")
+    name = os.environ.pop(_LISTENER, "")
     if not name:
         return
     import socket
 
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as told:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
         try:
-            told.sendto(b"!", "\0" + name)
+            sock.sendto(b"!", "\0" + name)
         except OSError:
             pass  # its queue is full, or it has ended, or is in another container
 

@@ -84,7 +84,7 @@ class ForkServer:
         self._parked: list[Parked] = []
         self.warm: frozenset[int] = frozenset()  # local ranks of the last start whose processes had imported something
         self._tasks: TaskGroup | None = None
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._has_forked = anyio.Event()  # since its memory was measured
         self._start(self._core.modules)
 
@@ -93,7 +93,7 @@ class ForkServer:
         try:
             self._process.start(modules, is_beside_workers=is_beside_workers)
         except OSError as error:
-            self._tell(preload.Refused(f"it cannot be started: {error}"))
+            self._handle(preload.Refused(f"it cannot be started: {error}"))
 
     @property
     def is_importing(self) -> bool:
@@ -120,30 +120,30 @@ class ForkServer:
                 while self._process.is_there:
                     message = await self._process.receive()
                     if message:
-                        self._hear(message)
+                        self._on_message(message)
                         continue
                     await self._end()
                 await anyio.sleep_forever()
             finally:
                 self._tasks = None
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _on_message(self, message: dict[str, Any]) -> None:
         match message:
             case {"importing": module}:
-                self._tell(preload.Importing(module))
+                self._handle(preload.Importing(module))
             case {"left_out": module, "why": why}:
-                self._tell(preload.LeftOut(module, why))
+                self._handle(preload.LeftOut(module, why))
             case {"printed": module}:
                 self._warn(f"{module} prints during its import: {self._process.read_printed()}")
             case {"generators": names, "count": count}:
                 some = ", ".join(names) + (f" and {count - len(names)} more" if count > len(names) else "")
                 self._warn(f"all workers get the same random numbers from {some}: make the generators in the script")
             case {"refused": why}:
-                self._tell(preload.Refused(why))
+                self._handle(preload.Refused(why))
             case {"again": _}:
-                self._tell(preload.Tripped())
+                self._handle(preload.Tripped())
             case {"ready": _}:
-                self._tell(preload.Ready())
+                self._handle(preload.Ready())
                 self._park(self._count)
                 self._has_forked.set()
 
@@ -154,9 +154,9 @@ class ForkServer:
             modules, self._next = self._next, None
             self._start(modules)
             return
-        self._tell(preload.Ended(exitcode, self._process.read_printed()))
+        self._handle(preload.Ended(exitcode, self._process.read_printed()))
 
-    def _tell(self, event: preload.Event) -> None:
+    def _handle(self, event: preload.Event) -> None:
         for action in self._core.handle(event, clock.now() if self._tasks else 0.0):
             match action:
                 case preload.Start():
@@ -180,14 +180,14 @@ class ForkServer:
         self._parked = []
 
     def _warn(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._logged:
+            self._logged.add(text)
             _log.warning("%s: %s", self._named, text)
 
     def _warn_of_cold(self, why: str, ranks: list[int]) -> None:
         """Warns once why some workers start cold."""
-        if why not in self._told:
-            self._told.add(why)
+        if why not in self._logged:
+            self._logged.add(why)
             some = f"worker {ranks[0]} starts" if len(ranks) == 1 else f"workers {', '.join(map(str, ranks))} start"
             _log.warning("%s: %s; %s cold", self._named, why, some)
 
@@ -233,7 +233,7 @@ class ForkServer:
 
     async def _learn(self, imports: Imports) -> None:
         """Waits until the first workers have imported what they need, then makes the fork server preload it."""
-        self._tell(preload.Learned(await imports.gather()))
+        self._handle(preload.Learned(await imports.gather()))
         imports.close()
         self.imports = None
         while not self._decided.is_set():
@@ -274,15 +274,15 @@ class ForkServer:
 
     async def _measure(self) -> None:
         """Reports the memory of the process and of parked processes, when it has changed."""
-        told = Memory(0, 0)
+        reported = Memory(0, 0)
         while True:
             with anyio.move_on_after(MEASURE_INTERVAL_S):
                 await self._has_forked.wait()
                 self._has_forked = anyio.Event()
                 await anyio.sleep(MEASURE_DELAY_S)
             measured = await run_sync(memory_of, self._process.pid, abandon_on_cancel=True)
-            if (measured.parked, measured.pss_bytes >> 20) != (told.parked, told.pss_bytes >> 20):
-                self._on_measured(told := measured)
+            if (measured.parked, measured.pss_bytes >> 20) != (reported.parked, reported.pss_bytes >> 20):
+                self._on_measured(reported := measured)
 
     def _park(self, count: int) -> None:
         """Requests forks until this many processes are parked; each announces itself at its gate."""

@@ -105,7 +105,7 @@ class Parked:
             # Until its pid is known, only the fork server can be seen to sleep, and that may be done.
             sleeps = sleeps + 1 if entry is not None and self.pid and entry.state not in "RD" else 0
             if is_over or sleeps == SLEEPS_MAX or look == LOOKS_MAX:
-                if (message := said_by(self._gate)) is not None:
+                if (message := message_from(self._gate)) is not None:
                     return message
                 break
         raise NoAnswerError(f"{'a parked process' if self.pid else 'the template'} does not answer")
@@ -140,7 +140,7 @@ def _umask() -> int:
     return int(found.split()[1], 8)
 
 
-def said_by(sock: socket.socket) -> dict[str, Any] | None:
+def message_from(sock: socket.socket) -> dict[str, Any] | None:
     """Returns the next message of a fork server, or of a parked process; `{}`: it has ended, `None`: no message yet."""
     try:
         message = sock.recv(LENGTH_MAX)
@@ -154,7 +154,7 @@ def said_by(sock: socket.socket) -> dict[str, Any] | None:
 
 async def receive(sock: socket.socket) -> dict[str, Any]:
     """Waits for the next message; `{}`: the process has ended."""
-    while (message := said_by(sock)) is None:
+    while (message := message_from(sock)) is None:
         await anyio.wait_readable(sock)
     return message
 

@@ -62,17 +62,17 @@ class Ended(Record):
 
     Args:
         exitcode: negative for a signal; `None`: it has closed its socket, but survives SIGKILL.
-        said: the last line that it printed.
+        printed: the last line that it printed.
     """
 
     exitcode: int | None
-    said: str = ""
+    printed: str = ""
 
     @property
     def how(self) -> str:
-        said = f", {self.said}" if self.said else ""
+        printed = f", {self.printed}" if self.printed else ""
         end = "it survives SIGKILL" if self.exitcode is None else f"exit code {self.exitcode}"
-        return f"({end}{said})"
+        return f"({end}{printed})"
 
 
 Event: TypeAlias = Importing | LeftOut | Tripped | Ready | Learned | Refused | Ended

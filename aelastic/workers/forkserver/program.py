@@ -48,15 +48,15 @@ def main() -> None:
     if settings["is_beside_workers"]:
         priority.lower()
     if not _import_all(control, settings, read):
-        _say(control, again=True)
+        _send(control, again=True)
         return
     priority.restore(os.getpid(), usual)
     template.imported(read, dict(os.environ))
     gc.collect()
     gc.freeze()
     if names := _generators(set() if settings["is_learned"] else set(settings["modules"])):
-        _say(control, generators=names[:GENERATORS_MAX], count=len(names))
-    _say(control, ready=True)
+        _send(control, generators=names[:GENERATORS_MAX], count=len(names))
+    _send(control, ready=True)
     while True:
         message, fds, *_ = socket.recv_fds(control, 64, 1)
         if not message:
@@ -90,13 +90,13 @@ def _import_all(control: socket.socket, settings: dict[str, Any], read: set[str]
     for name in settings["modules"]:
         if settings["is_learned"] and (name in sys.modules or not _is_installed(name)):
             continue
-        _say(control, importing=name)
+        _send(control, importing=name)
         before, loaded = checks.State(), len(sys.modules)
         printed = _printed_bytes()
         error = _import(name)
         why = _words(error) if error is not None else "; ".join(checks.State().reasons_against(before))
         if _printed_bytes() > printed:
-            _say(control, printed=name)
+            _send(control, printed=name)
         if not why and (own := sorted(read & differing)):
             why = f"reads {own[0]}, which differs from worker to worker"
         read -= differing
@@ -104,7 +104,7 @@ def _import_all(control: socket.socket, settings: dict[str, Any], read: set[str]
             continue  # a worker tried to import it, and continued without it
         if not why:
             continue
-        _say(control, left_out=name, why=why[:ERROR_CHARS_MAX])
+        _send(control, left_out=name, why=why[:ERROR_CHARS_MAX])
         is_clean = is_clean and len(sys.modules) == loaded
     return is_clean
 
@@ -174,7 +174,7 @@ def _clone(control: socket.socket) -> int:
     try:
         return clone.sibling()
     except (clone.CannotClone, OSError) as error:
-        _say(control, refused=str(error))
+        _send(control, refused=str(error))
         return -1
 
 
@@ -186,7 +186,7 @@ def _announce(gate: socket.socket, pid: int) -> None:
         pass  # it is no longer wanted
 
 
-def _say(control: socket.socket, **words: Any) -> None:
+def _send(control: socket.socket, **words: Any) -> None:
     try:
         control.send(json.dumps(words).encode())
     except BrokenPipeError:

@@ -18,7 +18,7 @@ import anyio
 from aelastic.base.host import proc_table
 from aelastic.base.host.children import start_helper, wait_ended, wait_killed, waited_for
 from aelastic.workers.forkserver.command import PythonCommand
-from aelastic.workers.forkserver.parked import Parked, said_by
+from aelastic.workers.forkserver.parked import Parked, message_from
 
 _PROGRAM = Path(__file__).with_name("program.py")
 END_TIMEOUT_S = 1.0  # then it is killed
@@ -95,7 +95,7 @@ class ServerProcess:
         assert self._control is not None
         while True:
             is_there = proc_table.is_alive(self.pid)
-            if (message := said_by(self._control)) is not None:
+            if (message := message_from(self._control)) is not None:
                 return message
             if not is_there:
                 return {}

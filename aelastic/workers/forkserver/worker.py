@@ -81,7 +81,7 @@ def wait_and_run(gate: socket.socket, template: Template) -> None:
     gate.close()  # its number may be needed for a descriptor of the worker
     request |= word
     for pipe in _become(request, fds):
-        tell_imports(pipe)
+        report_imports(pipe)
     for name in [name for name in sys.modules if name.partition(".")[0] == "_forkserver"]:
         del sys.modules[name]
     _run(request)
@@ -204,34 +204,34 @@ def _check_shadows(folder: str, baseline: frozenset[str]) -> None:
             raise Refused(f"{found.origin} shadows the preloaded module {name}")
 
 
-def tell_imports(pipe: int) -> None:
+def report_imports(pipe: int) -> None:
     """Writes the names of imported modules, packages before their modules, until the process group is initialized.
 
     They are written at the next `import` statement: `importlib.import_module` raises no audit event.
     """
-    ours, told, place = os.getpid(), 0, os.fstat(pipe)
+    ours, reported, place = os.getpid(), 0, os.fstat(pipe)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:  # noqa: ARG001
-        nonlocal told
-        if told < 0 or os.getpid() != ours:
+        nonlocal reported
+        if reported < 0 or os.getpid() != ours:
             return
         try:
             if not os.path.samestat(os.fstat(pipe), place):  # the program has closed inherited descriptors
-                told = -1
+                reported = -1
                 return
             torch = sys.modules.get("torch.distributed.distributed_c10d")
             is_over = torch is not None and getattr(torch, "is_initialized", bool)()
             if event == "import" or is_over:
                 names = [*sys.modules]
-                for name in names[told:]:
+                for name in names[reported:]:
                     os.write(pipe, f"{name}\n".encode())
-                told = len(names)
+                reported = len(names)
             if is_over:
                 os.write(pipe, b".\n")
                 os.close(pipe)
-                told = -1
+                reported = -1
         except (OSError, AttributeError):  # the agent no longer reads, or the module is half imported
-            told = -1
+            reported = -1
 
     sys.addaudithook(hook)
 

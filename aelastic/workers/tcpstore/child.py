@@ -47,9 +47,9 @@ PIECE_BYTES = 64 * 1024
 MORE, LAST = b"+", b"."
 
 
-def pieces_of(said: bytes) -> list[bytes]:
+def pieces_of(message: bytes) -> list[bytes]:
     """As in `server.py`."""
-    *firsts, last = [said[at : at + PIECE_BYTES] for at in range(0, len(said), PIECE_BYTES)]
+    *firsts, last = [message[at : at + PIECE_BYTES] for at in range(0, len(message), PIECE_BYTES)]
     return [*(MORE + each for each in firsts), LAST + last]
 
 
@@ -110,7 +110,7 @@ Fork: TypeAlias = Callable[[Sequence[str], Mapping[int, int]], Awaitable[Program
 class StoreProcess:
     """One child at a time.
 
-    One task at a time waits in `hear`, `ask` or `answer_to`, and may be cancelled at any moment.
+    One task at a time waits in `receive`, `ask` or `answer_to`, and may be cancelled at any moment.
 
     Args:
         env: the environment of the child.
@@ -128,10 +128,10 @@ class StoreProcess:
         self._control: socket.socket | None = None
         self._mode = mode
         self._is_ready = self._has_worked = False  # of the child that runs now
-        self._said = self._answered = READY  # the last numbers
+        self._sent = self._answered = READY  # the last numbers
         self._unsent: deque[tuple[deque[bytes], list[int]]] = deque()  # that the socket did not take
         self._is_amid_command = False  # the child has had some pieces of a command, and not the last one
-        self._heard = b""  # the first pieces of an answer
+        self._received = b""  # the first pieces of an answer
 
     @property
     def is_running(self) -> bool:
@@ -141,7 +141,7 @@ class StoreProcess:
     @property
     def is_busy(self) -> bool:
         """Whether it is working for a caller that no longer waits."""
-        return self._popen is not None and self._answered != self._said
+        return self._popen is not None and self._answered != self._sent
 
     @property
     def pid(self) -> int | None:
@@ -166,7 +166,7 @@ class StoreProcess:
                     ours.close()
             if self._popen is not None:
                 break
-        self._control, self._answered = ours, self._said
+        self._control, self._answered = ours, self._sent
         self._is_ready, self._has_worked, self._is_forked = False, False, begin == self._forked
 
     async def _exec(self, control: int) -> Program | None:
@@ -184,14 +184,14 @@ class StoreProcess:
         words = [str(_SERVER), str(FORKED_CONTROL), self._mode]
         return None if self.fork is None else await self.fork(words, {FORKED_CONTROL: control})
 
-    def say(self, do: str, *descriptors: int, **arguments: Any) -> int:
+    def send(self, do: str, *descriptors: int, **arguments: Any) -> int:
         """Sends a command to the child, if there is one, and returns its number.  Does not wait."""
-        self._said += 1
+        self._sent += 1
         if self._control is None:
-            return self._said
+            return self._sent
         if do in REPLACES:
             self._drop_unsent()  # the child would also drop them
-        pieces = deque(pieces_of(json.dumps({"do": do, "number": self._said, **arguments}).encode()))
+        pieces = deque(pieces_of(json.dumps({"do": do, "number": self._sent, **arguments}).encode()))
         if self._unsent or not self._has_sent(pieces, descriptors):
             assert self._popen is not None
             try:
@@ -200,7 +200,7 @@ class StoreProcess:
                 self._popen.kill()
             if len(self._unsent) > UNSENT_MAX:
                 self._popen.kill()  # it no longer reads; the next child is sent everything that matters
-        return self._said
+        return self._sent
 
     def _has_sent(self, pieces: deque[bytes], descriptors: Sequence[int]) -> bool:
         """Returns False if the socket takes no more for now; pieces that it has taken are removed."""
@@ -232,7 +232,7 @@ class StoreProcess:
         for each in self._unsent.popleft()[1]:
             os.close(each)
 
-    async def hear(self) -> Answer:
+    async def receive(self) -> Answer:
         """Waits for the child's next answer.
 
         Raises:
@@ -251,11 +251,11 @@ class StoreProcess:
             if not piece:
                 raise await self._bury()
             self._send_unsent()  # it has read a command: there is room
-            self._heard += piece[len(LAST) :]
+            self._received += piece[len(LAST) :]
             if piece.startswith(MORE):
                 continue
-            said, self._heard = self._heard, b""
-            answer = Answer(**json.loads(said))
+            message, self._received = self._received, b""
+            answer = Answer(**json.loads(message))
             self._is_ready = True
             if answer.number != READY:
                 self._has_worked, self._answered = True, answer.number
@@ -294,7 +294,7 @@ class StoreProcess:
         while True:
             try:
                 await self.make_ready()
-                return await self.answer_to(self.say(do, *descriptors, **arguments), timeout_s)
+                return await self.answer_to(self.send(do, *descriptors, **arguments), timeout_s)
             except Death as death:
                 # Commands that need no earlier one are tried again, by a child that imports torch the careful way.
                 if death.has_worked or death.is_hopeless or do not in {"serve", "connect"}:
@@ -305,7 +305,7 @@ class StoreProcess:
         for limit_s in (timeout_s, 0.0):  # an answer that came while this process had no CPU is in time
             with anyio.move_on_after(limit_s):
                 while True:
-                    answer = await self.hear()
+                    answer = await self.receive()
                     if answer.number == number:  # others are late: their callers were cancelled
                         if answer.error:
                             raise Refusal(answer.error)
@@ -322,7 +322,7 @@ class StoreProcess:
                 raise Death(None, has_worked=False, is_hopeless=True, refused=refused) from None
         with anyio.move_on_after(START_TIMEOUT_S):
             while not self._is_ready:
-                await self.hear()
+                await self.receive()
         if not self._is_ready:
             raise Unanswered(READY)
 
@@ -348,7 +348,7 @@ class StoreProcess:
             return None
         popen, control = self._popen, self._control
         self._popen = self._control = None
-        self._is_amid_command, self._heard = False, b""
+        self._is_amid_command, self._received = False, b""
         self._drop_unsent()
         if control is not None:
             control.close()

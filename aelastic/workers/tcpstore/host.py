@@ -69,7 +69,7 @@ class StoreHost:
         self.is_on_loopback = False  # all workers are on this host
         self._first_loopback = LOOPBACKS[0]  # where most clients of `localhost` connect
         self._process = StoreProcess(env, "served the workers' store")
-        self._heard = anyio.Event()  # set at each answer of the child
+        self._answered = anyio.Event()  # set at each answer of the child
         self._called = anyio.Event()  # set when a store is wanted, while there is no child
         self._is_wanted = False  # a round is on, or the agents meet here
         self._is_new = False  # no workers have used the store
@@ -106,7 +106,7 @@ class StoreHost:
             self.serve()
             self._is_new = True
         else:
-            self._process.say("drop")
+            self._process.send("drop")
         return self._port
 
     def hold(self, port: int) -> int:
@@ -144,7 +144,7 @@ class StoreHost:
         """Sets a key of every store from now on, and of the one that is served."""
         self._presets[key] = value
         if self._is_wanted:
-            self._process.say("set", key=key, value=value)
+            self._process.send("set", key=key, value=value)
 
     def serve(self) -> None:
         """Serves a new store on the port.  Does not wait: the store comes up while the workers start."""
@@ -159,7 +159,7 @@ class StoreHost:
         """Returns when the store of the last round is gone, so that no worker of the next one can connect to it."""
         with anyio.move_on_after(DROP_TIMEOUT_S):
             while self._process.is_busy:
-                await self._heard.wait()
+                await self._answered.wait()
 
     async def run(self) -> None:
         """Follows the child, and starts another if it dies.  Runs until cancelled."""
@@ -167,11 +167,11 @@ class StoreHost:
         while True:
             if self._process.is_running:
                 try:
-                    await self._process.hear()
+                    await self._process.receive()
                 except Death as death:
                     self._on_death(death)
-                heard, self._heard = self._heard, anyio.Event()
-                heard.set()
+                answered, self._answered = self._answered, anyio.Event()
+                answered.set()
                 continue
             await self._called.wait()
             if self._process.fork is None or self._losses:
@@ -232,7 +232,7 @@ class StoreHost:
 
     def _hand_over(self) -> None:
         if self._listeners:
-            self._process.say("serve", *(each.fileno() for each in self._listeners), keys=self._presets)
+            self._process.send("serve", *(each.fileno() for each in self._listeners), keys=self._presets)
 
     def _on_death(self, death: Death) -> None:
         if not self._is_wanted:

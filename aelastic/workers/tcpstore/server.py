@@ -88,12 +88,12 @@ def newest_commands(control: socket.socket) -> list[tuple[dict[str, Any], list[i
     control.setblocking(True)
     while True:
         try:
-            said, listeners = next_command(control)
+            message, listeners = next_command(control)
         except BlockingIOError:
             return commands
-        if not said:
+        if not message:
             return []
-        command = json.loads(said)
+        command = json.loads(message)
         if command["do"] in {"serve", "drop"}:
             for listener in (each for _, unused in commands for each in unused):
                 socket.close(listener)
@@ -108,19 +108,19 @@ def next_command(control: socket.socket) -> tuple[bytes, list[int]]:
     Raises:
         BlockingIOError: the socket does not block, and no command has arrived.
     """
-    said, brought = b"", list[int]()
+    message, brought = b"", list[int]()
     while True:
         piece, descriptors, *_ = socket.recv_fds(control, len(LAST) + PIECE_BYTES, LISTENERS_MAX)
         if not piece:
             return b"", brought
-        said, brought = said + piece[len(LAST) :], brought + descriptors
+        message, brought = message + piece[len(LAST) :], brought + descriptors
         if piece.startswith(LAST):
-            return said, brought
+            return message, brought
         control.setblocking(True)  # the rest is on its way
 
 
-def pieces_of(said: bytes) -> list[bytes]:
-    *firsts, last = [said[at : at + PIECE_BYTES] for at in range(0, len(said), PIECE_BYTES)]
+def pieces_of(message: bytes) -> list[bytes]:
+    *firsts, last = [message[at : at + PIECE_BYTES] for at in range(0, len(message), PIECE_BYTES)]
     return [*(MORE + each for each in firsts), LAST + last]
 
 
@@ -318,15 +318,15 @@ def ask(store: Any, do: str, key: str, **arguments: Any) -> str | None:
     if do == "get":
         # In one round trip: `get` would wait for a key that does not exist, and `check` takes another one.
         value = store.compare_set(key, NEVER_WRITTEN, NEVER_WRITTEN)
-        return None if value == NEVER_WRITTEN.encode() else told(value)
+        return None if value == NEVER_WRITTEN.encode() else encoded(value)
     if do == "compare_set":
         expected, value = (binascii.a2b_base64(arguments[name]) for name in ("expected", "value"))
-        return told(store.compare_set(key, expected, value))
+        return encoded(store.compare_set(key, expected, value))
     store.set(key, arguments["value"])
     return None
 
 
-def told(value: bytes) -> str:
+def encoded(value: bytes) -> str:
     return binascii.b2a_base64(value[:VALUE_BYTES_MAX], newline=False).decode()
 
 

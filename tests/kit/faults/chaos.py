@@ -454,7 +454,7 @@ def battlefield(
         for index in sorted(range(3), key=lambda index: index != coordinator):
             started[index] = there.start(index)
             if index == coordinator:
-                started[index].wait_said(COORDINATES)
+                started[index].wait_logged(COORDINATES)
         there.agents = [started[index] for index in range(3)]
         there.wait_progress(range(3), time.monotonic())
         yield there

@@ -66,7 +66,7 @@ SECOND_LOG: tuple[Move, ...] = (
     ("write", "s", 0), ("commit", "s"), ("campaign", "a", "high"), ("lock", "a", 0),
 )  # fmt: skip
 # The endpoint forgets, and a new agent receives a status from one of the living nodes.
-HEARD: tuple[Move, ...] = (
+STATUS_RECEIVED: tuple[Move, ...] = (
     ("forget", 0), ("campaign", "s", "clock"), ("connect", "b", "s"), ("status", "b", "s"), ("lock", "s", 0),
 )  # fmt: skip
 
@@ -301,9 +301,9 @@ BREAKS = (
     Break(
         "a log is founded beside living nodes",
         (leader, "may_found"),
-        lambda of, heard, cast: of.has_listened and of.node.name not in heard.voters,
+        lambda of, known, cast: of.has_listened and of.node.name not in known.voters,
         FOUNDING,
-        beginning=HEARD,
+        beginning=STATUS_RECEIVED,
         seed=3,
     ),
     Break(

@@ -19,11 +19,11 @@ from kit.log_search.world import (
     World,
     begin,
     deliver_all,
+    described,
     do,
     moves,
     must,
     node_of,
-    told,
 )
 
 WEIGHTS = {
@@ -176,9 +176,7 @@ def dead_end(world: World) -> str:
                 return str(error)
             if stuck and has_quorum(stuck, has_endpoints=has_endpoints):
                 [stuck_log] = stuck.logs.values()
-                return (
-                    f"{name} cannot continue {told(stuck_log[-1])}, a quorum of which lives; endpoint: {has_endpoints}"
-                )
+                return f"{name} cannot continue {described(stuck_log[-1])}, a quorum of which lives; endpoint: {has_endpoints}"
     return ""
 
 

@@ -314,7 +314,7 @@ class Draft:
         if node.leader and key in self.links and not self.links[key].up_close:
             self.links[key] = self.links[key].replace(status=following.status_of(node))
 
-    def say_farewell(self, name: str) -> None:
+    def stop_role(self, name: str) -> None:
         """A node stops following or leading."""
         agent = self.agents[name]
         leader = node_of(agent).leader
@@ -362,7 +362,7 @@ def _campaign(world: World, name: str, kind: str) -> World:
     if isinstance(agent, Leader):
         draft.agents[name] = leading.campaign_again(agent, term, has_listened=has_listened)
     else:
-        draft.say_farewell(name)
+        draft.stop_role(name)
         node = node_of(draft.agents[name])
         draft.agents[name] = leading.campaign(node, term, world.setup.endpoints, has_listened=has_listened)
     return draft.done(left=world.left.less("campaigns"))
@@ -370,7 +370,7 @@ def _campaign(world: World, name: str, kind: str) -> World:
 
 def _connect(world: World, name: str, leader: str) -> World:
     draft = Draft(world)
-    draft.say_farewell(name)
+    draft.stop_role(name)
     if (name, leader) in draft.links:  # the leader has not read the end of an earlier connection
         del draft.links[name, leader]
         old = draft.leader(leader)
@@ -457,7 +457,7 @@ def _closed_at_follower(world: World, name: str) -> World:
 
 def _lease_passes(world: World, name: str) -> World:
     draft = Draft(world)
-    draft.say_farewell(name)
+    draft.stop_role(name)
     return draft.done()
 
 
@@ -641,16 +641,16 @@ def with_committed(world: World, leader: Leader, entry: Entry) -> World:
     # Recovery may adopt an entry that is older than one known only to nodes that have ended.
     is_recovered = leader.mandate is Mandate.RECOVERY and entry.term < leader.node.term
     if order(entry) <= world.newest and entry.log in world.logs and not is_recovered:
-        raise BrokenPromiseError(f"{told(entry)} is not newer than {world.newest}")
+        raise BrokenPromiseError(f"{described(entry)} is not newer than {world.newest}")
     if len(set(entry.charged)) < len(entry.charged):
-        raise BrokenPromiseError(f"{told(entry)} charges twice: {entry.charged}")
+        raise BrokenPromiseError(f"{described(entry)} charges twice: {entry.charged}")
     for other in (each for name, entries in world.logs.items() if name != entry.log for each in entries):
         if shared := set(filter(None, entry.incarnations)).intersection(other.incarnations):
-            raise BrokenPromiseError(f"{told(entry)} and {told(other)} count on the memory of {shared}")
+            raise BrokenPromiseError(f"{described(entry)} and {described(other)} count on the memory of {shared}")
     if not log:
         _check_founding(world, leader, entry)
     elif entry.parent != log[-1].id or log[-1].is_verdict:
-        raise BrokenPromiseError(f"{told(entry)} does not follow {told(log[-1])}")
+        raise BrokenPromiseError(f"{described(entry)} does not follow {described(log[-1])}")
     newest = max(order(entry), world.newest)
     return world.replace(logs={**world.logs, entry.log: (*log, entry)}, newest=newest)
 
@@ -665,24 +665,26 @@ def _check_second(world: World, log: tuple[Entry, ...], entry: Entry) -> None:
         node.name for node in knowing if isinstance(node.committed, Entry) and node.name in node.committed.members
     ]
     if running or not world.setup.is_recovering or not place:
-        raise BrokenPromiseError(f"position {entry.number} has {told(log[place])} (on {running}) and {told(entry)}")
+        raise BrokenPromiseError(
+            f"position {entry.number} has {described(log[place])} (on {running}) and {described(entry)}"
+        )
 
 
 def _check_founding(world: World, leader: Leader, entry: Entry) -> None:
     used = world.setup.forgets - world.left.forgets
     if len(world.logs) > used:
-        raise BrokenPromiseError(f"{told(entry)} begins a log, though no endpoint has forgotten the one before")
+        raise BrokenPromiseError(f"{described(entry)} begins a log, though no endpoint has forgotten the one before")
     if order(entry) <= world.newest:
-        raise BrokenPromiseError(f"{told(entry)} is not newer than {world.newest}")
+        raise BrokenPromiseError(f"{described(entry)} is not newer than {world.newest}")
     answered = leader.followers.keys()
     for name in answered:
-        heard = leader.followers[name].status.committed
-        others = {*heard.voters} - {leader.node.name, name, *answered} if isinstance(heard, Entry) else set()
+        known = leader.followers[name].status.committed
+        others = {*known.voters} - {leader.node.name, name, *answered} if isinstance(known, Entry) else set()
         if living := sorted(others & world.agents.keys()):
-            raise BrokenPromiseError(f"{told(entry)} begins a log, though {living} live in {told(heard)}")
+            raise BrokenPromiseError(f"{described(entry)} begins a log, though {living} live in {described(known)}")
 
 
-def told(entry: object) -> str:
+def described(entry: object) -> str:
     if not isinstance(entry, Entry):
         return str(entry)
     kind = "verdict" if entry.is_verdict else "round"

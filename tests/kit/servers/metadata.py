@@ -52,8 +52,8 @@ class Metadata(ThreadingHTTPServer):
                 known = {f"tags/instance/training-{name}": value for name, value in self.tags.items()}
                 known["local-ipv4"] = "127.0.0.1"
                 if is_going:
-                    told = {"action": "terminate", "time": f"{at:%Y-%m-%dT%H:%M:%SZ}"}
-                    known["spot/instance-action"] = json.dumps(told)
+                    notice = {"action": "terminate", "time": f"{at:%Y-%m-%dT%H:%M:%SZ}"}
+                    known["spot/instance-action"] = json.dumps(notice)
                 path = path.removeprefix("/latest/meta-data/")
             case "google" if headers["metadata-flavor"] != "Google":
                 return 403, ""

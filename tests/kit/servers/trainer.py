@@ -66,12 +66,12 @@ class Trainer:
                 trainer.asked.set()
                 trainer.go.wait(60)
                 code, message = trainer.judge(self.path, self.headers.get("Authorization", ""), body)
-                said = body if code == 200 else json.dumps({"status": "Failure", "message": message, "code": code})
+                answer = body if code == 200 else json.dumps({"status": "Failure", "message": message, "code": code})
                 try:
                     self.send_response(code)
                     self.send_header("Content-Type", "application/json")
                     self.end_headers()
-                    self.wfile.write(said.encode() if isinstance(said, str) else said)
+                    self.wfile.write(answer.encode() if isinstance(answer, str) else answer)
                 except OSError:
                     pass  # the agent did not wait
 

@@ -167,13 +167,13 @@ class Path:
 
     def __str__(self) -> str:
         lines = [f"{at:9.4f}  {fault.kind} {fault.host} {fault.other} {fault.seconds:g} s" for at, fault in self.faults]
-        told = {
+        described = {
             "seed": self.seed,
             "size": asdict(self.size),
             "faults": [[at, asdict(each)] for at, each in self.faults],
         }
         return "\n".join(
-            [*lines, f"replay: PYTHONPATH=tests python -m kit.simulated.adversary --replay '{json.dumps(told)}'"]
+            [*lines, f"replay: PYTHONPATH=tests python -m kit.simulated.adversary --replay '{json.dumps(described)}'"]
         )
 
 
@@ -202,8 +202,8 @@ def unrest(job: Simulation) -> float:
     rounds = {job.checks.round_of(agent) for agent in living if agent.alive}
     leaders = sum(agent.coordinates for agent in living)
     restarts = {round_.common[0] for round_ in rounds if round_ is not None}
-    half_heard = bool(job.checks.verdicts) and bool(living)
-    return 3.0 * max(len(rounds) - 1, 0) + 2.0 * max(leaders - 1, 0) + max(len(restarts) - 1, 0) + 2.0 * half_heard
+    half_known = bool(job.checks.verdicts) and bool(living)
+    return 3.0 * max(len(rounds) - 1, 0) + 2.0 * max(leaders - 1, 0) + max(len(restarts) - 1, 0) + 2.0 * half_known
 
 
 def size_of(dice: random.Random, kind: str) -> Size:
@@ -234,7 +234,7 @@ def any_fault(dice: random.Random, hosts: Sequence[str]) -> Fault:
     return Fault(kind, host, other, dice.choice(WHILES_S) if comes_again else 0.0)
 
 
-def _told(path: Path) -> str:
+def _described(path: Path) -> str:
     return f"{path.story}\n\n{path}"
 
 
@@ -259,7 +259,7 @@ def attack(seed: int, endpoint: str) -> Path:
                     job.world.run(lambda: False, at)
                 end(job)
         except Exception as error:
-            error.add_note(_told(path.shrunk()))
+            error.add_note(_described(path.shrunk()))
             raise
     return path
 
@@ -321,9 +321,9 @@ def attacks(first: int, seconds: float, endpoints: Sequence[str] = ENDPOINTS) ->
     return (seed - first) * len(endpoints)
 
 
-def main(told: Any) -> None:
-    faults = tuple((at, Fault(**fault)) for at, fault in told["faults"])
-    Path(told["seed"], Size(**told["size"]), faults).run()
+def main(described: Any) -> None:
+    faults = tuple((at, Fault(**fault)) for at, fault in described["faults"])
+    Path(described["seed"], Size(**described["size"]), faults).run()
 
 
 if __name__ == "__main__":

@@ -50,20 +50,20 @@ class Babbler(Agent):
 
     async def _supervise(self) -> None:
         dice, words = self.world.random, Words(self)
-        await self._say(words.ready())
+        await self._send(words.ready())
         while not self.has_enough:
             await anyio.sleep(dice.choice(PAUSES_S))
             if dice.random() < LEAVES_S:
                 break
-            await self._say(words.any())
+            await self._send(words.any())
         if dice.random() < 0.5:
-            await self._say(m.Left(self.node_id, "it has enough"))
+            await self._send(m.Left(self.node_id, "it has enough"))
         if dice.random() < 0.3 and self.link is not None:
             self.link.cut_short()
 
-    async def _say(self, message: Any) -> None:
+    async def _send(self, message: Any) -> None:
         self.submitted.add((str(phase_of(self)), type(message).__name__))
-        self.tell(message)
+        self.send(message)
 
     def _deliver(self, message: m.LeaderMessage) -> None:
         if isinstance(message, m.Assigned):
@@ -79,10 +79,10 @@ class Words:
 
     def any(self) -> Any:
         """Any of these messages."""
-        says = [self.ready, self.prepared, self.ask, self.fetch, self.fetched, self.saved, self.frozen]
+        choices = [self.ready, self.prepared, self.ask, self.fetch, self.fetched, self.saved, self.frozen]
         if self.agent.round_of_workers is not None:
-            says += [self.failed, self.succeeded, self.opted_in, self.hangs, self.saw, self.failed, self.hangs]
-        return self._dice.choice(says)()
+            choices += [self.failed, self.succeeded, self.opted_in, self.hangs, self.saw, self.failed, self.hangs]
+        return self._dice.choice(choices)()
 
     @property
     def _dice(self) -> random.Random:
@@ -154,7 +154,7 @@ class Words:
         return r.Saved(self.agent.node_id, self._dice.randint(1, 3))
 
 
-SAID = {each.__name__ for each in get_args(m.NodeMessage)} - {"Left"}
+SENT = {each.__name__ for each in get_args(m.NodeMessage)} - {"Left"}
 
 
 class Babble(Simulation):

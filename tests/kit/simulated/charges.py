@@ -94,12 +94,12 @@ class Charges:
             return EITHER  # the next round may have been decided already
         if any(fault.kind == "clock" for fault in faults):
             return EITHER
-        if len(last.heard) < last.common[-1]:
+        if len(last.received) < last.common[-1]:
             return EITHER  # one of its nodes was lost before it was notified
         still = [fault for fault in faults if fault.kind == "silence" and not fault.to]
         if any(fault.host == host and fault.was_at(at) for fault in still for at, host, _ in last.failures):
             return EITHER  # a frozen agent dates a failure by when it thaws
-        tellers = {_host(each) for each in last.heard.keys() & next_.heard.keys()}
+        tellers = {_host(each) for each in last.received.keys() & next_.received.keys()}
         if last.token != next_.token and not tellers & {host for _, host, _ in last.failures} and failures:
             return EITHER  # nodes that failed are gone, and so is the leader that they reported to
         losses = [loss for fault in faults for loss in self._losses(fault, faults, last, next_)]
@@ -108,7 +108,7 @@ class Charges:
         )
         if not is_led_on:
             losses.append(Loss())  # another agent leads, and nodes that do not find it in time are lost
-        has_lost_any = bool(last.heard.keys() - next_.heard.keys())
+        has_lost_any = bool(last.received.keys() - next_.received.keys())
         if has_lost_any and self._heartbeat_s + self.late_s >= self.lease_s:
             losses.append(Loss())  # its welcome was late, and so was the first heartbeat, which follows it
         if not failures and last.token != next_.token and last.named is not None:
@@ -121,9 +121,11 @@ class Charges:
     def legal_names(self, last: Any, leader_id: str, now: float) -> set[tuple[str, int]] | None:
         """Which worker may be named if a failure ended a round, as host and rank; `None` if that is uncertain."""
         here = replace(last, leader_id=leader_id, began_at=now)
-        is_told = any(fault.kind not in {"end", "break"} and self._concerns(fault, last, here) for fault in self.faults)
+        is_uncertain = any(
+            fault.kind not in {"end", "break"} and self._concerns(fault, last, here) for fault in self.faults
+        )
         if (
-            is_told
+            is_uncertain
             or self.late_s
             or any(self._is_unheard(fault, last) for fault in self.faults if self._concerns(fault, last, here))
         ):
@@ -149,7 +151,7 @@ class Charges:
         """Whether a connection broke since the round's first failure, unnoticed by either end until it writes."""
         first = min((at for at, _, _ in last.failures), default=math.inf) - self.slack_s
         breaks = [fault for fault in self.faults if fault.kind == "break" and fault.is_dark]
-        return any(fault.node_id in last.heard and fault.since >= first for fault in breaks)
+        return any(fault.node_id in last.received and fault.since >= first for fault in breaks)
 
     def _concerns(self, fault: Fault, last: Any, next_: Any) -> bool:
         """Whether a fault may have affected the end of a round."""
@@ -159,11 +161,11 @@ class Charges:
         if fault.since > next_.began_at or fault.until + lingers_s < last.began_at:
             return False
         leaders = {_host(last.leader_id), _host(next_.leader_id)}
-        nodes = {_host(node_id) for node_id in last.heard} | leaders
+        nodes = {_host(node_id) for node_id in last.received} | leaders
         if fault.to:
             ends = {fault.host, fault.to}
             return bool(ends & leaders and ends <= nodes) or (ENDPOINT in ends and last.token != next_.token)
-        return fault.node_id in last.heard or fault.node_id in {last.leader_id, next_.leader_id}
+        return fault.node_id in last.received or fault.node_id in {last.leader_id, next_.leader_id}
 
     def _losses(self, fault: Fault, faults: list[Fault], last: Any, next_: Any) -> list[Loss]:
         since, node_id = fault.since - self._heartbeat_s, fault.node_id
@@ -171,30 +173,30 @@ class Charges:
         match fault.kind:
             case "end":
                 silences = [each for each in faults if each.kind == "silence" and fault.host in {each.host, each.to}]
-                is_heard = not any(each.since <= fault.since <= each.until + RESEND_MAX_S for each in silences)
+                has_contact = not any(each.since <= fault.since <= each.until + RESEND_MAX_S for each in silences)
                 is_own = any(
                     host == fault.host for _, host, _ in last.failures
                 )  # its failure may have been reported before
                 # The leader learns only a lease later that a host was switched off.
-                heard_at = fault.since + self.lease_s * fault.is_dark
-                goes_on_at = self._goes_on_at(last.leader_id, heard_at)
-                if goes_on_at > heard_at:  # it restarts the lease
-                    heard_at = goes_on_at + self.lease_s * fault.is_dark
-                is_first = all(heard_at < at for at, _, _ in last.failures)
+                known_at = fault.since + self.lease_s * fault.is_dark
+                goes_on_at = self._goes_on_at(last.leader_id, known_at)
+                if goes_on_at > known_at:  # it restarts the lease
+                    known_at = goes_on_at + self.lease_s * fault.is_dark
+                is_first = all(known_at < at for at, _, _ in last.failures)
                 # A leader that is lost after it reported the failure takes with it what only it knew.
                 is_kept = last.token == next_.token or node_id == last.leader_id or is_first
-                is_noticed = node_id in last.heard and node_id not in next_.heard
+                is_noticed = node_id in last.received and node_id not in next_.received
                 # If a leader that reported the failure is switched off, others may notice only when they write to it,
                 # long after that.
                 is_late = fault.is_dark and node_id == last.leader_id and last.named is not None
-                is_certain = fault.is_certain and is_noticed and is_heard and is_kept and not is_own and not is_late
+                is_certain = fault.is_certain and is_noticed and has_contact and is_kept and not is_own and not is_late
                 # A leader that survived would have answered the failure: its successor does not know that the old one
                 # was unsure of its term.
                 is_unanswered = node_id == last.leader_id and last.token != next_.token and last.named is None
                 # A frozen leader dates a report from another node by when it thaws.
-                is_told = node_id != last.leader_id
-                told_at = self._goes_on_at(last.leader_id, fault.since) if is_told else fault.since
-                return [Loss(-math.inf if is_unanswered else since, told_at + self.late_s, is_certain)]
+                is_report = node_id != last.leader_id
+                reported_at = self._goes_on_at(last.leader_id, fault.since) if is_report else fault.since
+                return [Loss(-math.inf if is_unanswered else since, reported_at + self.late_s, is_certain)]
             case "break":
                 # A frozen leader dates failures in the meantime by when it learns of them, long after the break.
                 still = [each for each in faults if each.kind == "silence" and each.host == _host(last.leader_id)]
@@ -206,7 +208,7 @@ class Charges:
                 # If the leader is replaced before it has answered, the next one never learns of a break that is over.
                 is_kept = last.token == next_.token
                 # A break before the round began may have ended the previous round.
-                is_of_round = node_id in last.heard and fault.since >= last.began_at and is_before_end
+                is_of_round = node_id in last.received and fault.since >= last.began_at and is_before_end
                 # While the endpoint is silent nothing is decided, and the node may return before the break has an effect.
                 is_undecided = any(each.kind == "endpoint" and each.was_at(fault.since) for each in self.faults)
                 is_certain = fault.is_certain and is_of_round and not is_late and is_kept and not is_undecided
@@ -236,7 +238,7 @@ class Charges:
 
 def _is_gone(fault: Fault, last: Any, next_: Any) -> bool:
     """Whether a node that fell silent has no part in the next round."""
-    gone = last.heard.keys() - next_.heard.keys()
+    gone = last.received.keys() - next_.received.keys()
     ways = {(_host(each), _host(last.leader_id)) for each in gone}
     return fault.kind == "silence" and (fault.node_id in gone or (fault.host, fault.to) in ways)
 

@@ -62,7 +62,7 @@ class Round:
     fence: int
     log: str | None
     before: Round | None = None  # the latest earlier round that one of its nodes took part in
-    heard: dict[str, m.Assigned] = field(default_factory=dict)
+    received: dict[str, m.Assigned] = field(default_factory=dict)
     # Each worker that failed by itself: when, host and rank. Victims of such a failure are not included.
     failures: list[tuple[float, str, int]] = field(default_factory=list)
     has_late_failure: bool = (
@@ -98,7 +98,7 @@ class Checks:
         self.charges = Charges(lease_s)
         self.verdicts: list[m.Ended] = []  # as agents received them
         self.verdict_at: float | None = None
-        self._last_said: dict[tuple[str, str], Any] = {}  # token and node
+        self._last_sent: dict[tuple[str, str], Any] = {}  # token and node
         self._welcomed: set[tuple[str, str]] = set()  # the same: nodes that a leader has welcomed
         self._counts: dict[str, int] = {}
         self._round_of: dict[str, Round] = {}  # the last round whose workers an agent has started
@@ -107,14 +107,14 @@ class Checks:
 
     # The leaders.
 
-    def coordinator_hears(self, leader: Coordination, message: m.NodeMessage) -> None:
+    def leader_receives(self, leader: Coordination, message: m.NodeMessage) -> None:
         """A leader receives a message from a node."""
 
     def welcomes(self, leader: Coordination, node_id: str) -> None:
         """A leader welcomes a node."""
         self._welcomed.add((leader.token, node_id))
 
-    def said(self, agent: Agent, leader: Coordination, node_id: str, message: Any) -> None:
+    def leader_sends(self, agent: Agent, leader: Coordination, node_id: str, message: Any) -> None:
         match message:
             case m.Assigned():
                 self._on_assigned(agent, leader, node_id, message)
@@ -128,7 +128,7 @@ class Checks:
                 pass
             case _:
                 return
-        self._last_said[leader.token, node_id] = message
+        self._last_sent[leader.token, node_id] = message
 
     # What nodes store of the log.
 
@@ -182,11 +182,11 @@ class Checks:
             round_ = Round(message.round, leader.token, agent.node_id, self._world.now, common, message.fence, log)
             self.rounds[message.fence] = round_
             self._on_begun(agent, leader, round_, message)
-        if round_.common != common or round_.heard.setdefault(node_id, message) != message:
+        if round_.common != common or round_.received.setdefault(node_id, message) != message:
             self.fail(f"{round_} looks different to different nodes")
         spans = sorted(
             (each.ranks.group_rank, each.ranks.first_rank, each.ranks.local_world_size)
-            for each in round_.heard.values()
+            for each in round_.received.values()
         )
         at = 0
         for group_rank, first, size in spans:
@@ -209,7 +209,7 @@ class Checks:
         def check() -> None:
             self._check_charge(round_, message.restart_count)
             check_others()
-            known = [self._round_of[node_id] for node_id in round_.heard if node_id in self._round_of]
+            known = [self._round_of[node_id] for node_id in round_.received if node_id in self._round_of]
             known = [each for each in known if each is not round_]  # a node already in it came from another round
             round_.before = max(known, default=None, key=_BEGAN)
 
@@ -241,13 +241,13 @@ class Checks:
         """What is wrong with a restart count, assuming `last` was the previous round; empty if nothing is."""
         if last.log != round_.log:
             return ""  # another job, as far as its agents know
-        knew_it = [agent for agent in self.agents if agent.node_id in last.heard]
+        knew_it = [agent for agent in self.agents if agent.node_id in last.received]
         if restart_count < last.common[0] and not any(agent.is_alive for agent in knew_it):
             return ""  # a side that was cut off has died, and its charges with it
         # If every agent that knew the count was away, it restarted from zero; now one of them has brought it back.
-        heard_of = {agent.node_id for agent in self.agents if agent.is_alive}
-        heard_of |= {node_id for token, node_id in self._welcomed if token == round_.token}
-        brought = max((count for node_id, count in self._counts.items() if node_id in heard_of), default=0)
+        reachable = {agent.node_id for agent in self.agents if agent.is_alive}
+        reachable |= {node_id for token, node_id in self._welcomed if token == round_.token}
+        brought = max((count for node_id, count in self._counts.items() if node_id in reachable), default=0)
         paid = {restart_count - last.common[0], restart_count - max(brought, last.common[0])}
         legal = self.charges.legal(last, round_)
         if last.failures:
@@ -304,8 +304,8 @@ class Checks:
         last = max((each for each in self.rounds.values() if each.log == leader.log_name), key=_FENCE, default=None)
         if last is None:
             return  # the leader has only read of that round
-        are_dark = {node_id.partition("#")[0] for node_id in last.heard} & self._world.dark
-        is_decided_at_once = len(last.heard) == 1  # a round of one node has no victims
+        are_dark = {node_id.partition("#")[0] for node_id in last.received} & self._world.dark
+        is_decided_at_once = len(last.received) == 1  # a round of one node has no victims
         if (
             is_decided_at_once
             or are_dark
@@ -327,11 +327,11 @@ class Checks:
                 continue
             if not self._is_connected(other, agent):
                 continue  # it is lost, and will be notified when it reconnects
-            last = self._last_said.get((leader.token, other.node_id))
-            is_told = isinstance(last, m.Interrupted | m.Ended | r.Notice) or (
+            last = self._last_sent.get((leader.token, other.node_id))
+            is_notified = isinstance(last, m.Interrupted | m.Ended | r.Notice) or (
                 isinstance(last, m.Assigned) and last.round >= round_.number
             )
-            if not is_told and other.group.phase not in {"stopping", "leaving", "forming", "done"}:
+            if not is_notified and other.group.phase not in {"stopping", "leaving", "forming", "done"}:
                 self.fail(f"{round_} begins, and {other} runs workers of round {workers_of.round}: it was not told")
 
     def _on_begun_again(self, round_: Round) -> None:
@@ -363,7 +363,7 @@ class Checks:
 
     def spawns(self, agent: Agent, assigned: m.Assigned) -> None:
         found = [
-            r for r in self.rounds.values() if r.number == assigned.round and r.heard.get(agent.node_id) == assigned
+            r for r in self.rounds.values() if r.number == assigned.round and r.received.get(agent.node_id) == assigned
         ]
         if not found:
             self.fail(f"{agent} starts workers of round {assigned.round}, and has no part in it")
@@ -438,7 +438,7 @@ class Checks:
         """An agent's clock was put ahead or stood still."""
         self.charges.add("clock", self._world.now, agent.host, until=self._world.now, node_id=agent.node_id)
 
-    def heard(self, agent: Agent, message: m.LeaderMessage) -> None:
+    def receives(self, agent: Agent, message: m.LeaderMessage) -> None:
         if isinstance(message, m.Ended):
             self._ended_at.setdefault(agent.node_id, self._world.now)
             if message.outcome is not m.Outcome.REPLACED:
@@ -520,7 +520,7 @@ class Checks:
             return f"no node runs, {waiting} wait" if living else ""
         (round_,) = rounds
         assert round_ is not None
-        size = next(iter(round_.heard.values())).ranks.group_world_size - len(round_.done)
+        size = next(iter(round_.received.values())).ranks.group_world_size - len(round_.done)
         if len(running) != size:
             return f"{len(running)} of {size} are in {round_}"
         has_finished = any(agent.group.phase == "barrier" for agent in running)  # then newcomers are spares

@@ -166,13 +166,13 @@ class Process:
     round: int = -1  # the fence of its current or last round
     rank: int = -1
     over: int = -1  # the round that it knows is over
-    told_over_at: float = 0.0
+    over_at: float = 0.0
     begin: Assigned | None = None
     in_crew: Crew | None = None
     step: int = -1  # the step of its whole state; -1: it has no state
     is_fresh: bool = True
     has_shared: bool = False  # in this round
-    is_told_end: bool = False
+    knows_end: bool = False
     is_asked: bool = False  # its agent has asked it to end
     is_victim: bool = False
     has_failed: bool = False  # by itself, in a round; recorded
@@ -180,8 +180,8 @@ class Process:
     has_succeeded: bool = False
     ended_at: float = 0.0
     is_cleared: bool = False
-    says_at: float = 0.0  # when its last message arrives
-    hears_at: float = 0.0  # when the last message to it arrives
+    sent_at: float = 0.0  # when its last message arrives
+    received_at: float = 0.0  # when the last message to it arrives
 
     def __repr__(self) -> str:
         return f"{self.node} {self.local_rank}.{self.number}"
@@ -238,7 +238,7 @@ class Process:
 
     def _be_ready(self) -> None:
         self.place = Place.SAFE
-        self.say(g.Ready(self.generation, self.local_rank, self.number, self.round))
+        self.send(g.Ready(self.generation, self.local_rank, self.number, self.round))
         self._may_die(self.workplace.habits.dies_ready, 0.3)
         if self.begin is not None and self.begin.fence > self.round:
             self._enter(self.begin)
@@ -261,11 +261,11 @@ class Process:
 
     def _have(self, step: int, source: int) -> None:
         self.step, self.is_fresh, self.has_shared = step, False, True
-        self.say(g.Shared(self.generation, self.local_rank, self.number, self.round, step, source))
+        self.send(g.Shared(self.generation, self.local_rank, self.number, self.round, step, source))
 
     def lose_state(self) -> None:
         self.place = Place.LOST_STATE
-        self.say(g.StateLost(self.generation, self.local_rank, self.number, self.round))
+        self.send(g.StateLost(self.generation, self.local_rank, self.number, self.round))
 
     def finish(self) -> None:
         """Its function returns."""
@@ -273,27 +273,27 @@ class Process:
             self.end(has_succeeded=True)
             return
         self.place = Place.DONE
-        self.say(g.Done(self.generation, self.local_rank, self.number, self.round))
+        self.send(g.Done(self.generation, self.local_rank, self.number, self.round))
         self._may_die(self.workplace.habits.dies_done, 0.3)
 
-    def say(self, event: g.Event) -> None:
+    def send(self, event: g.Event) -> None:
         """Sends an event over its socket, in order.  A frozen agent reads it later."""
         if not self.opts_in:
             return
         world = self.workplace.world
-        self.says_at = max(self.says_at, world.now + world.random.uniform(0, 0.005))
-        world.at(self.says_at, lambda: self.node.hear(self, event))
+        self.sent_at = max(self.sent_at, world.now + world.random.uniform(0, 0.005))
+        world.at(self.sent_at, lambda: self.node.receive(self, event))
 
     # What its agent sends.
 
-    def hear_begin(self, assigned: Assigned) -> None:
+    def receive_begin(self, assigned: Assigned) -> None:
         self.begin = assigned
         if self.place is Place.SAFE and assigned.fence > self.round:
             self._enter(assigned)
 
-    def hear_over(self, round_: int) -> None:
+    def receive_over(self, round_: int) -> None:
         self.over = max(self.over, round_)
-        self.told_over_at = self.workplace.world.now
+        self.over_at = self.workplace.world.now
         if self.place not in {Place.IN_ROUND, Place.DONE} or self.round > self.over:
             return
         habits, random = self.workplace.habits, self.workplace.world.random
@@ -308,8 +308,8 @@ class Process:
         self.later(leaves_s if self.is_stuck else random.uniform(0.001, 0.06), self._be_ready)
         self._may_die(habits.dies_leaving, 0.06)
 
-    def hear_end(self) -> None:
-        self.is_told_end = True
+    def receive_end(self) -> None:
+        self.knows_end = True
         if self.place is Place.DONE:
             self.later(self.workplace.world.random.uniform(0, 0.05), lambda: self.end(has_succeeded=True))
 

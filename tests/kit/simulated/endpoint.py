@@ -107,7 +107,7 @@ class Question:
     do: Callable[[], Any]
     answer: asyncio.Future[Any]
 
-    def hear(self, result: Any) -> None:
+    def on_answer(self, result: Any) -> None:
         if self.answer.done():
             return
         if isinstance(result, Exception):

@@ -30,7 +30,7 @@ class InPlaceAgent(Agent):
         self.in_round: Assigned | None = None  # as its workers know it: begun, and not known to be over
         self.thawed_at = 0.0
         self._links: dict[int, Process] = {}  # open sockets
-        self._joins, self._told_at = 0, 0.0
+        self._joins, self._reported_at = 0, 0.0
         self._source: RunEventSource | None = None
         super().__init__(*args, **more)
 
@@ -48,14 +48,14 @@ class InPlaceAgent(Agent):
         self.thawed_at = self.world.now if self.is_frozen else self.thawed_at
         super().thaw()
 
-    def hear(self, process: Process, event: g.Event) -> None:
+    def receive(self, process: Process, event: g.Event) -> None:
         """A worker sends an event; anything that arrives after its socket is closed is not read."""
 
-        def heard() -> None:
+        def deliver() -> None:
             if self._links.get(process.local_rank) is process:
-                self.tell_group(event)
+                self.post_to_group(event)
 
-        self.post(process, heard)
+        self.post(process, deliver)
 
     # What it does.
 
@@ -65,15 +65,15 @@ class InPlaceAgent(Agent):
                 self._join(round_, are_ready=are_ready)
             case g.Spawn(generation, assigned):
                 self._spawn(generation, assigned)
-            case g.TellPrepared(are_ready):
-                self.tell(Prepared(self.node_id, Starts.READY if are_ready else self.starts))
+            case g.ReportPrepared(are_ready):
+                self.send(Prepared(self.node_id, Starts.READY if are_ready else self.starts))
             case g.Begin(_, local_ranks, assigned):
                 self._begin(local_ranks, assigned)
             case g.Leave(_, local_ranks, round_):
                 self.in_round = None
                 for rank in local_ranks:
                     if (process := self._links.get(rank)) is not None:
-                        self._tell_worker(process, partial(process.hear_over, round_))
+                        self._send_to_worker(process, partial(process.receive_over, round_))
             case g.Replace(generation, local_rank, number):
                 self.checks.replaces(self, local_rank)
                 started = partial(self._replace, generation, local_rank, number)
@@ -82,12 +82,12 @@ class InPlaceAgent(Agent):
             case g.Release():
                 self.checks.releases(self)
                 for process in [*self._links.values()]:
-                    self._tell_worker(process, process.hear_end)
-            case g.TellSucceeded():
+                    self._send_to_worker(process, process.receive_end)
+            case g.ReportSucceeded():
                 self.checks.succeeds(self)
                 super()._carry_out(action)
-            case g.TellOptedIn(round_):
-                self.tell(OptedIn(self.node_id, round_))
+            case g.ReportOptedIn(round_):
+                self.send(OptedIn(self.node_id, round_))
             case g.Stop(generation, local_ranks, signum):
                 self.checks.stops(self, local_ranks, signum)
                 self._stop(generation, local_ranks, signum)
@@ -102,12 +102,12 @@ class InPlaceAgent(Agent):
         if are_ready:
             ready = ready.replace(node=ready.node.replace(starts=Starts.READY))
         if self.group.phase is not Phase.FORMING:
-            self.tell(ready)
+            self.send(ready)
             return
 
         def join() -> None:
             if number == self._joins and self.group.phase in {Phase.FORMING, Phase.LEAVING}:
-                self.tell(ready)
+                self.send(ready)
 
         self.world.after(self.world.random.uniform(0, 0.02), partial(self.post, object(), join))
 
@@ -130,7 +130,7 @@ class InPlaceAgent(Agent):
         local_ranks = range(self.group.spec.local_world_size)
         for rank in local_ranks:
             self._start(generation, rank, 0, assigned)
-        self.tell_group(g.Spawned(generation, dict.fromkeys(local_ranks, 0)))
+        self.post_to_group(g.Spawned(generation, dict.fromkeys(local_ranks, 0)))
 
     def _start(self, generation: int, local_rank: int, number: int, assigned: Assigned | None) -> None:
         opts_in = self.world.random.random() < self.opt_in
@@ -146,7 +146,7 @@ class InPlaceAgent(Agent):
         if self.is_finishing:
             return
         assert self.round_of_workers is not None
-        self.tell_group(g.Replaced(generation, local_rank, 0))
+        self.post_to_group(g.Replaced(generation, local_rank, 0))
         self._start(generation, local_rank, number, self.round_of_workers)
 
     def _begin(self, local_ranks: tuple[int, ...], assigned: Assigned) -> None:
@@ -160,19 +160,19 @@ class InPlaceAgent(Agent):
 
         def begin() -> None:
             for process in processes:
-                self._tell_worker(process, partial(process.hear_begin, assigned))
+                self._send_to_worker(process, partial(process.receive_begin, assigned))
 
         is_late = is_next and assigned.ranks.group_rank == 0 and random.random() < self.workplace.habits.begins_late
         delay_s = random.uniform(0.2, 6.0) if is_late else random.uniform(0, 0.01)
         self.world.after(delay_s, partial(self.post, object(), begin))
 
-    def _tell_worker(self, process: Process, tell: Any) -> None:
-        def told() -> None:
+    def _send_to_worker(self, process: Process, deliver: Any) -> None:
+        def arrive() -> None:
             if process.is_alive:
-                tell()
+                deliver()
 
-        process.hears_at = max(process.hears_at, self.world.now + 1e-4)
-        self.world.at(process.hears_at, told)
+        process.received_at = max(process.received_at, self.world.now + 1e-4)
+        self.world.at(process.received_at, arrive)
 
     def _stop(self, generation: int, local_ranks: tuple[int, ...], signum: int) -> None:
         if signum == signal.SIGKILL:
@@ -223,15 +223,15 @@ class InPlaceAgent(Agent):
             event = g.Exited(process.generation, rank, None if is_known else failure, self.now)
             self.checks.ended_at[id(event)] = event, process, gone_at
             # Ends are reported in the order in which they happen.
-            self._told_at = max(self._told_at, self.world.now + random.uniform(0, POSTMORTEM_S))
-            self.world.at(self._told_at, partial(self.post, "ends", partial(self.tell_group, event)))
-            self.world.at(self._told_at + leftover_s + 1e-4, partial(self.post, "ends", clear))
+            self._reported_at = max(self._reported_at, self.world.now + random.uniform(0, POSTMORTEM_S))
+            self.world.at(self._reported_at, partial(self.post, "ends", partial(self.post_to_group, event)))
+            self.world.at(self._reported_at + leftover_s + 1e-4, partial(self.post, "ends", clear))
 
         def clear() -> None:
             process.is_cleared = True
             if self._links.get(rank) is process:
                 del self._links[rank]
-            self.tell_group(g.Cleared(process.generation, rank))
+            self.post_to_group(g.Cleared(process.generation, rank))
 
         self.post(process, see)
 
@@ -250,7 +250,7 @@ class InPlaceAgent(Agent):
                     process.generation, process.local_rank, self._failure_of(process), signal.SIGKILL
                 )
                 self.checks.ended_at[id(event)] = event, process, self.world.now
-                self.tell_group(event)
+                self.post_to_group(event)
 
         self.post(object(), found)
 

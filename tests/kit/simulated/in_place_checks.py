@@ -52,15 +52,15 @@ class Move:
     has_lost_all: bool  # without its agent's involvement
     is_lost: bool  # the round continued or ended without it, or its workers had been released
     reason: str  # as its agent logged it
-    told_by: str  # the leader that ended the previous round
+    ended_by: str  # the leader that ended the previous round
 
 
 @dataclass
 class Book:
     """The record of one node."""
 
-    told: m.Interrupted | None = None  # about the round that its workers are in
-    told_by: str = ""  # the leader that sent it
+    interrupted: m.Interrupted | None = None  # about the round that its workers are in
+    ended_by: str = ""  # the leader that sent it
     over: set[int] = field(default_factory=set[int])  # numbers of rounds that its workers' supervisor knows are over
     reason: str = ""  # why its workers do not continue in place
     stops: list[tuple[Process, int]] = field(default_factory=list[tuple[Process, int]])  # caused by one event
@@ -90,7 +90,7 @@ class InPlaceChecks(Checks):
 
     # The leader.
 
-    def coordinator_hears(self, leader: Coordination, message: m.NodeMessage) -> None:
+    def leader_receives(self, leader: Coordination, message: m.NodeMessage) -> None:
         token = leader.token
         match message:
             case m.OptedIn(node_id, round_):
@@ -110,8 +110,8 @@ class InPlaceChecks(Checks):
             case _:
                 pass
 
-    def said(self, agent: Agent, leader: Coordination, node_id: str, message: Any) -> None:
-        super().said(agent, leader, node_id, message)
+    def leader_sends(self, agent: Agent, leader: Coordination, node_id: str, message: Any) -> None:
+        super().leader_sends(agent, leader, node_id, message)
         if isinstance(message, m.Interrupted) and not message.went_on:
             self._check_in_place(agent, leader, node_id, message)
 
@@ -126,7 +126,7 @@ class InPlaceChecks(Checks):
             self.fail(f"{round_} ends in place for some of its nodes, and not for others")
         if not is_first:
             return
-        alive = [each.node_id for each in self.agents if each.node_id in round_.heard and each.is_alive]
+        alive = [each.node_id for each in self.agents if each.node_id in round_.received and each.is_alive]
         known = {each: self._opted_in.get((token, each), (0, 0.0)) for each in alive}
         inside = [each for each in alive if self._books[each].last == round_.fence]
         can_leave = [known[each][0] == round_.number or self._were_ready(token, each) for each in inside]
@@ -134,11 +134,13 @@ class InPlaceChecks(Checks):
         is_whole = all(leader.has(each.node_id) and self._is_connected(each, agent) for each in agents)
         if message.in_place and not all(can_leave) and is_whole:
             self.fail(f"{round_} ends in place, and not all of its workers have opted in")
-        are_long = all(self._has_long_opted_in(token, each, round_) for each in round_.heard)
+        are_long = all(self._has_long_opted_in(token, each, round_) for each in round_.received)
         is_asked = self._asked_at >= round_.began_at  # by a person, which ends processes
         has_finished = (token, round_.number) in self._has_finished
-        are_told = len(round_.heard) == round_.common[-1]  # else a node was lost before it learned of the round
-        is_bound = are_long and are_told and is_whole and not is_asked and not has_finished
+        have_all_received = (
+            len(round_.received) == round_.common[-1]
+        )  # else a node was lost before it learned of the round
+        is_bound = are_long and have_all_received and is_whole and not is_asked and not has_finished
         if not message.in_place and known and is_bound:
             self.fail(
                 f"{round_} does not end in place, and all of its workers have opted in: {text_of(message.decision)} ({known})"
@@ -175,7 +177,7 @@ class InPlaceChecks(Checks):
             case m.Interrupted(round_):
                 book.over.add(round_)
                 if agent.round_of_workers is not None and agent.round_of_workers.round == round_:
-                    book.told, book.told_by = event, self._leader_of(agent)
+                    book.interrupted, book.ended_by = event, self._leader_of(agent)
             case g.Exited() | g.FoundUnhealthy() if id(event) in self.ended_at:
                 _, process, at = self.ended_at.pop(id(event))
                 is_present = agent.processes.get(process.local_rank) is process
@@ -238,7 +240,7 @@ class InPlaceChecks(Checks):
         have_opted_in = all(each.opts_in for each in agent.processes.values())
         if not have_opted_in or any(each.place is Place.STARTING for each in agent.processes.values()):
             return  # it cannot recover in place
-        if book.told is not None and not book.told.in_place:
+        if book.interrupted is not None and not book.interrupted.in_place:
             return  # as its leader decided (`_check_in_place`), or it has no leader
         self.fail(f"{process} has the state, and is stopped after {event}: no reason was logged")
 
@@ -267,9 +269,9 @@ class InPlaceChecks(Checks):
 
     def _is_late(self, process: Process, at: float) -> bool:
         """Whether it learned long ago, by its node's clock, that its round is over, and has still not left it."""
-        told_at, node = process.told_over_at, process.node
-        is_clock_ahead = told_at <= max(node.jumped_at, node.thawed_at) <= at
-        return process.over >= 0 and (at - told_at >= GRACE_S * 0.97 or is_clock_ahead)
+        over_at, node = process.over_at, process.node
+        is_clock_ahead = over_at <= max(node.jumped_at, node.thawed_at) <= at
+        return process.over >= 0 and (at - over_at >= GRACE_S * 0.97 or is_clock_ahead)
 
     def continues(self, agent: InPlaceAgent, assigned: m.Assigned) -> None:
         """Workers receive the order to begin the next round."""
@@ -285,16 +287,18 @@ class InPlaceChecks(Checks):
         """Either all nodes of a round keep processes, or none does."""
         book = self._books[agent.node_id]
         moves = self.moves[assigned.fence]
-        is_lost = book.told is not None and (book.told.went_on or book.told.decision.cause.kind not in IN_PLACE)
+        is_lost = book.interrupted is not None and (
+            book.interrupted.went_on or book.interrupted.decision.cause.kind not in IN_PLACE
+        )
         is_lost |= book.has_released  # its functions have returned and its processes are ending
-        moves[agent.node_id] = Move(book.last, kept, has_lost_all, is_lost, book.reason, book.told_by)
-        book.last, book.told, book.reason, book.has_released = assigned.fence, None, "", False
+        moves[agent.node_id] = Move(book.last, kept, has_lost_all, is_lost, book.reason, book.ended_by)
+        book.last, book.interrupted, book.reason, book.has_released = assigned.fence, None, "", False
         of_one = [(node, move) for node, move in moves.items() if move.last == moves[agent.node_id].last >= 0]
         if not any(move.kept for _, move in of_one):
             return
-        decided_by = {move.told_by for _, move in of_one if move.kept}
+        decided_by = {move.ended_by for _, move in of_one if move.kept}
         for node, move in of_one:
-            if move.kept or move.has_lost_all or move.is_lost or move.told_by not in decided_by:
+            if move.kept or move.has_lost_all or move.is_lost or move.ended_by not in decided_by:
                 continue
             if not move.reason or "rounds in a row" in move.reason:  # the leader already knows about those
                 self.fail(
@@ -312,14 +316,14 @@ class InPlaceChecks(Checks):
         """A worker enters a round: each rank has one process, and all ranks have left the previous round."""
         crew = process.crew
         ranks = assigned.ranks
-        told = (ranks.world_size, ranks.group_world_size, assigned.round, assigned.restart_count)
-        if crew.common[:4] != told:
-            self.fail(f"{process} enters a round of {told}, and others one of {crew.common}")
+        own = (ranks.world_size, ranks.group_world_size, assigned.round, assigned.restart_count)
+        if crew.common[:4] != own:
+            self.fail(f"{process} enters a round of {own}, and others one of {crew.common}")
         if process.rank in crew.ranks or not 0 <= process.rank < crew.size:
             self.fail(f"{process} enters {assigned.round} as rank {process.rank}, which {crew.ranks} has")
         self._inside[process.node.node_id, assigned.fence].append(process)
         found = [each for each in self.rounds.values() if each.fence == assigned.fence]
-        members = {node_id for each in found for node_id in each.heard}
+        members = {node_id for each in found for node_id in each.received}
         inside = {Place.IN_ROUND, Place.LEAVING, Place.DONE, Place.LOST_STATE}
         for other in self.agents:
             if other.node_id not in members:
@@ -367,11 +371,11 @@ class InPlaceChecks(Checks):
             node = process.node
             if not node.is_alive or node.processes.get(process.local_rank) is not process:
                 self.fail(f"{process} lives, and no agent knows of it")
-            told_s = now - max(process.told_over_at, node.thawed_at)
+            over_s = now - max(process.over_at, node.thawed_at)
             grace_s = GRACE_S + KILLED_AFTER_S * process.is_asked
-            is_late = process.place is Place.LEAVING and told_s > grace_s * 1.02 + LATE_S
+            is_late = process.place is Place.LEAVING and over_s > grace_s * 1.02 + LATE_S
             if is_late and not node.is_frozen:
-                self.fail(f"{process} was told {told_s:.1f} s ago that its round is over, and has not left it")
+                self.fail(f"{process} was told {over_s:.1f} s ago that its round is over, and has not left it")
 
     def training_problem(self) -> str:
         """What keeps the newest round from taking steps; empty if nothing does."""
@@ -392,7 +396,7 @@ class InPlaceChecks(Checks):
     def succeeds(self, agent: InPlaceAgent) -> None:
         """A node reports that it has finished: each function has returned and knows that all others have."""
         for process in agent.processes.values():
-            if not process.has_succeeded or (process.opts_in and not process.is_told_end):
+            if not process.has_succeeded or (process.opts_in and not process.knows_end):
                 self.fail(f"{agent} has finished, and {process} has not returned")
 
 

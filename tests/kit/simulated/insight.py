@@ -98,21 +98,21 @@ class Coordination:
         return core.round if is_running and node_id in core.roster.participants else 0
 
 
-def _told_by(status: Status, before: Status | None) -> list[NodeMessage]:
+def _messages_in(status: Status, before: Status | None) -> list[NodeMessage]:
     """The messages in a node's status to its leader; its first status repeats what it told an earlier leader."""
-    node_id, past, told = status.node.node_id, status.past, list[NodeMessage]()
+    node_id, past, messages = status.node.node_id, status.past, list[NodeMessage]()
     was = None if before is None else before.past
     is_ready_anew = past.phase is NodePhase.READY and (before is None or status.ready_count != before.ready_count)
     if is_ready_anew or (before is not None and status.prepared_count != before.prepared_count):
-        told.append(Prepared(node_id, status.node.starts))
+        messages.append(Prepared(node_id, status.node.starts))
     if past.has_opted_in and (was is None or not was.has_opted_in or was.round != past.round):
-        told.append(OptedIn(node_id, past.round))
+        messages.append(OptedIn(node_id, past.round))
     if past.phase is NodePhase.FINISHED and (was is None or was.phase is not NodePhase.FINISHED):
-        told.append(Succeeded(node_id, past.round))
+        messages.append(Succeeded(node_id, past.round))
     if past.failure is not None and was is not None and was.failure is None:
-        told.append(Failed(node_id, past.round, past.failure, past.failure_age_s))
+        messages.append(Failed(node_id, past.round, past.failure, past.failure_age_s))
     known = () if before is None else before.asks  # a request may come with the first status
-    return [*told, *(ask for ask in status.asks if ask not in known)]
+    return [*messages, *(ask for ask in status.asks if ask not in known)]
 
 
 class ObservedLink(AgentLink):
@@ -143,21 +143,21 @@ class ObservedServer(LeaderServer):
         loop: Any = asyncio.get_running_loop()
         self.agent: Agent = loop.process
         self._plans: dict[int, Plan] = {}  # the last on each connection
-        self._mailbox = _Heard(self.agent, self.leader)
+        self._mailbox = _ObservedMailbox(self.agent, self.leader)
 
     def on_failure(self, stream: Stream, error: Exception) -> None:
         super().on_failure(stream, error)
         self.agent.world.fail(error)
 
     def _carry_out(self, action: c.Action, *args: Any) -> None:
-        if isinstance(action, c.Say) and action.conn in self._streams:
+        if isinstance(action, c.SendTo) and action.conn in self._streams:
             node_id = getattr(_end(self._streams[action.conn]).peer.process, "node_id", "")
             leader = Coordination(self.leader)
-            for said in self._news(action.conn, action.message):
-                if isinstance(said, str):
+            for item in self._news(action.conn, action.message):
+                if isinstance(item, str):
                     self.agent.watcher.welcomes(leader, node_id)
                 else:
-                    self.agent.watcher.said(self.agent, leader, node_id, said)
+                    self.agent.watcher.leader_sends(self.agent, leader, node_id, item)
         if isinstance(action, c.StepDown):
             self.agent.watcher.steps_down(self.agent, Coordination(self.leader))
         super()._carry_out(action, *args)
@@ -170,7 +170,7 @@ class ObservedServer(LeaderServer):
         return news(before, message)
 
 
-class _Heard(Mailbox[c.Event]):
+class _ObservedMailbox(Mailbox[c.Event]):
     """Reports to its agent what the leader is about to receive."""
 
     def __init__(self, agent: Agent, leader: Leader) -> None:
@@ -185,17 +185,17 @@ class _Heard(Mailbox[c.Event]):
         event = await super().next(deadline)
         match event:
             case c.Received(conn, Hello() as hello):
-                self._hear(conn, hello.status)
+                self._receive(conn, hello.status)
             case c.Received(conn, Status() as status):
-                self._hear(conn, status)
+                self._receive(conn, status)
             case _:
                 pass
         return event
 
-    def _hear(self, conn: int, status: Status) -> None:
+    def _receive(self, conn: int, status: Status) -> None:
         before, self._statuses[conn] = self._statuses.get(conn), status
-        for message in _told_by(status, before):
-            self._agent.watcher.coordinator_hears(Coordination(self._leader), message)
+        for message in _messages_in(status, before):
+            self._agent.watcher.leader_receives(Coordination(self._leader), message)
 
 
 def _end(stream: Stream) -> End:

@@ -25,7 +25,7 @@ from kit.simulated.sockets import SimulatedPort
 from kit.simulated.world import LOOPBACK, World, address_of
 
 # The cores whose events and actions a story includes.
-TOLD = {WorkerGroup: "group", Member: "member", Leader: "leader", Register: "register"}
+NAMES = {WorkerGroup: "group", Member: "member", Leader: "leader", Register: "register"}
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def replaced_kernel(world: World) -> Iterator[None]:
         (stream, "_is_own", _is_own),
         (clock, "wall_ms", _wall_ms),
         (os, "urandom", world.urandom),
-        (Machine, "handle", _told(Machine.handle)),
+        (Machine, "handle", _noted(Machine.handle)),
     ]
     before = [(of, name, getattr(of, name)) for of, name, _ in replaced]
     for of, name, new in replaced:
@@ -64,16 +64,16 @@ def _wall_ms() -> int:
     return 1 + int(1000 * max(0.0, process.now - process.world.behind_s.get(process.host, 0.0)))
 
 
-def _told(handle: Callable[..., Any]) -> Callable[..., Any]:
+def _noted(handle: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a core's `handle`, to add its events and actions to the story of the world."""
 
-    def handle_and_tell(core: Any, event: Any, now: float) -> Any:
+    def handle_and_note(core: Any, event: Any, now: float) -> Any:
         actions = handle(core, event, now)
-        name = TOLD.get(type(core))
+        name = NAMES.get(type(core))
         if name is not None and (process := _process()).is_alive:
             process.world.note(f"{process} {name}", event, actions)
             if isinstance(core, Member | Leader):
                 process.watcher.keeps(process, core.log if isinstance(core, Member) else core.log.node)
         return actions
 
-    return handle_and_tell
+    return handle_and_note

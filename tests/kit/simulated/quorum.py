@@ -94,7 +94,7 @@ class World(world.World):
     def is_calm(self) -> bool:
         return self.now >= self.calm_at
 
-    def tell(self, *words: Any) -> None:
+    def note(self, *words: Any) -> None:
         self.log.append(f"{self.now:7.3f} {' '.join(str(word) for word in words)}")
 
     # The way to a store.
@@ -115,7 +115,7 @@ class World(world.World):
         if way in self.unheard or (not self.is_calm and self.random.random() < self.never):
             return
         if store.is_down:
-            self.after(self.delay(), lambda: client.hear(life, ev.Unanswered(action.step, action.store, "refused")))
+            self.after(self.delay(), lambda: client.receive(life, ev.Unanswered(action.step, action.store, "refused")))
             return
         if store.frozen_until > self.now:
             self.at(store.frozen_until + self.delay(), lambda: self.arrive(client, life, action))
@@ -131,7 +131,7 @@ class World(world.World):
                 answer = ev.Written(step, index, is_done)
         if way not in self.unanswered:
             for _ in range(2 if not self.is_calm and self.random.random() < self.twice else 1):
-                self.after(self.delay(), lambda: client.hear(life, answer))
+                self.after(self.delay(), lambda: client.receive(life, answer))
 
     # Faults.
 
@@ -147,7 +147,7 @@ class World(world.World):
 
     def come_up(self, index: int) -> None:
         self.stores[index].is_down = False
-        self.tell("store", index, "is up")
+        self.note("store", index, "is up")
 
     def a_while(self) -> float:
         return self.random.choice((0.05, 0.5, 2.0, 6.0)) * self.random.uniform(0.5, 1.5) * self.share
@@ -155,7 +155,7 @@ class World(world.World):
     def freeze(self) -> None:
         index = self.random.randrange(self.size)
         self.stores[index].frozen_until = self.now + self.a_while()
-        self.tell("store", index, "freezes until", round(self.stores[index].frozen_until, 3))
+        self.note("store", index, "freezes until", round(self.stores[index].frozen_until, 3))
 
     def forget(self) -> None:
         if self.is_calm:
@@ -166,7 +166,7 @@ class World(world.World):
             if not self.may_lose:
                 return
             self.is_lost = True
-        self.tell("store", index, "forgets", "and so a majority has" if not is_safe else "")
+        self.note("store", index, "forgets", "and so a majority has" if not is_safe else "")
         store.cell, store.is_down, store.frozen_until = None, True, 0.0
         self.after(self.random.choice((0, 0.3, 4.0)) * self.random.random() * self.share, partial(self.come_up, index))
 
@@ -184,7 +184,7 @@ class World(world.World):
         self._cut(self.random.choice((self.unheard, self.unanswered)), {(host, store) for store in range(self.size)})
 
     def _cut(self, kind: set[tuple[int, int]], ways: set[tuple[int, int]]) -> None:
-        self.tell("cut", sorted(ways))
+        self.note("cut", sorted(ways))
         kind |= ways
         self.after(self.a_while(), lambda: kind.difference_update(ways))
 
@@ -192,7 +192,7 @@ class World(world.World):
         self.random.choice(self.clients).restart()
 
     def calm_down(self) -> None:
-        self.tell("calm")
+        self.note("calm")
         self.calm_at = self.now
         self.unheard.clear()
         self.unanswered.clear()
@@ -234,7 +234,7 @@ class Client:
         self.world.after(self.world.random.random(), partial(self.look, self.life))
 
     def restart(self) -> None:
-        self.world.tell(self, "restarts")
+        self.world.note(self, "restarts")
         self.forget_op()
         self.life += 1
         self.core = Register(self.world.size, f"c{self.index}.{self.life}")
@@ -248,7 +248,7 @@ class Client:
         self.op, self.may_have_written = (self.world.now, asked, then), False
         self.feed(asked)
 
-    def hear(self, life: int, event: ev.Event) -> None:
+    def receive(self, life: int, event: ev.Event) -> None:
         if life == self.life:
             self.feed(event)
 
@@ -293,7 +293,7 @@ class Client:
 
     def end_op(self, text: bytes | None) -> None:
         assert self.op is not None
-        self.world.tell(self, self.op[1], "->", text)
+        self.world.note(self, self.op[1], "->", text)
         self.record(text)
         (called, _, then), self.op = self.op, None
         if text is not None:

@@ -513,9 +513,9 @@ class Simulation:
             (now, f"{actor:16} {in_words(what)}{''.join(f' | {in_words(each)}' for each in then)}")
             for now, actor, what, then in self.world.trace
         ]
-        told = [f"{now:9.4f}  {words}" for now, words in without_repetition(trace)]
+        shown = [f"{now:9.4f}  {words}" for now, words in without_repetition(trace)]
         head = f"seed {self.seed}: {_changed(self.size)}; {_changed(self.faults)}"
-        return "\n".join([head, *told[-lines:], f"replay: PYTHONPATH=tests python -m {self.program}"])
+        return "\n".join([head, *shown[-lines:], f"replay: PYTHONPATH=tests python -m {self.program}"])
 
     @property
     def program(self) -> str:

@@ -157,10 +157,10 @@ class Stores(Endpoint):
         return EndpointCell(SimulatedQuorum(process, self), None, LEASE_S)
 
     def is_deaf(self, host: str) -> bool:
-        answering = sum(self._is_heard(store, host) for store in self.stores)
+        answering = sum(self._is_reached(store, host) for store in self.stores)
         return answering <= len(self.stores) // 2 or self.faults.any
 
-    def _is_heard(self, store: Store, host: str) -> bool:
+    def _is_reached(self, store: Store, host: str) -> bool:
         """Whether a store answers a host now; a store without data does not count once the job has stored some."""
         is_cut = {(host, store.host), (store.host, host)} & self._world.cut
         remembers = store.cell is not None or not self._newest
@@ -307,7 +307,7 @@ class Part(RealStore):
             self._answer(question, _broken() if is_lost else result)
 
     def _answer(self, question: Question, result: Any) -> None:
-        arrive = partial(self._process.post, self._store, lambda: question.hear(result))
+        arrive = partial(self._process.post, self._store, lambda: question.on_answer(result))
         world = self._world
         world.after(world.delay(), lambda: world.carry(self._store.host, self._process.host, arrive))
 

@@ -1,6 +1,6 @@
 """A simulated supervisor, on a loop in virtual time: it drives the real worker group and the real rendezvous.
 
-The workers are simulated.  It talks to the rendezvous like the real supervisor: with `tell`, `deliver` and `finish`.
+The workers are simulated.  It talks to the rendezvous like the real supervisor: with `send`, `deliver` and `finish`.
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ class Agent(SimulatedProcess):
         )
         self.group = WorkerGroup(spec)
         self.link: ObservedLink | None = None  # until it has begun
-        self.holds = Holds(self, self.tell)
+        self.holds = Holds(self, self.send)
         self.training: Training | None = None
         self.answers: list[Answer] = []
-        self.told: list[str] = []  # what it waits for
+        self.waiting_texts: list[str] = []  # what it waits for
         self.is_finishing = False
         self.welcomed_at = 1e9
         self.is_leaving = False  # as it was asked to
@@ -220,7 +220,7 @@ class Agent(SimulatedProcess):
     def ask_to_leave(self) -> None:
         self.is_leaving = True
         self.watcher.ends(self)
-        self.post("signal", lambda: self.tell_group(g.StopRequested()))
+        self.post("signal", lambda: self.post_to_group(g.StopRequested()))
 
     # The supervisor.
 
@@ -228,16 +228,16 @@ class Agent(SimulatedProcess):
         match action:
             case g.Join(round_):
                 assert not self.alive, "ready, and workers run"
-                self.tell(self._ready(round_))
+                self.send(self._ready(round_))
             case g.Spawn(generation, assigned):
                 assert assigned is not None, "no worker opts in to recovery in place, so none starts ahead"
                 self._spawn(generation, assigned)
-            case g.TellFailed(round_, failure, at):
-                self.tell(Failed(self.node_id, round_, failure, self.now - at))
-            case g.TellSucceeded(round_):
-                self.tell(Succeeded(self.node_id, round_))
-            case g.TellLeft(reason):
-                self.tell(Left(self.node_id, reason))
+            case g.ReportFailed(round_, failure, at):
+                self.send(Failed(self.node_id, round_, failure, self.now - at))
+            case g.ReportSucceeded(round_):
+                self.send(Succeeded(self.node_id, round_))
+            case g.ReportLeft(reason):
+                self.send(Left(self.node_id, reason))
             case g.Stop(generation, local_ranks, signum):
                 if local_ranks and (signum == signal.SIGKILL or not self._work.ignores_term):
                     stops_in_s = self.world.random.uniform(0, self._work.stops_within_s)
@@ -253,32 +253,32 @@ class Agent(SimulatedProcess):
 
     def _prepare(self) -> None:
         self.starts = Starts.WARM
-        self.tell(Prepared(self.node_id, self.starts))
+        self.send(Prepared(self.node_id, self.starts))
 
-    def tell(self, message: NodeMessage) -> None:
+    def send(self, message: NodeMessage) -> None:
         """Submits a message to the leader."""
 
-        def tell() -> None:
+        def submit() -> None:
             if self.link is not None and not self.is_finishing:
-                self.link.tell(message)
+                self.link.send(message)
 
-        self.do(tell)
+        self.do(submit)
 
     def _deliver(self, message: LeaderMessage) -> None:
-        self.watcher.heard(self, message)
+        self.watcher.receives(self, message)
         if isinstance(message, Settled):
             return
         if isinstance(message, Waiting):
-            self.told.append(message.text)
+            self.waiting_texts.append(message.text)
         elif isinstance(message, Notice):
-            self.holds.on_told(message)
+            self.holds.on_notice(message)
         elif isinstance(message, Answer):
             self.answers.append(message)
         elif isinstance(message, Cordoned):  # it waits; for longer than any story here
-            self.told.append(message.reason)
+            self.waiting_texts.append(message.reason)
         else:
             assert not isinstance(message, Show | Shown | Look | Compared), "nobody here asks for that"
-            self.tell_group(message)
+            self.post_to_group(message)
 
     # Workers.
 
@@ -314,14 +314,14 @@ class Agent(SimulatedProcess):
         """It was drained."""
         self.is_leaving = True
         self.watcher.ends(self)
-        self.tell_group(g.StopRequested(reason="drained", is_drained=True))
+        self.post_to_group(g.StopRequested(reason="drained", is_drained=True))
 
-    def tell_group(self, event: g.Event) -> None:
+    def post_to_group(self, event: g.Event) -> None:
         """Something happens to its workers."""
         self.do(lambda: self._mailbox.post(event))
 
     def _mail_later(self, delay_s: float, event: g.Event) -> None:
-        self.world.after(delay_s, lambda: self.post("workers", lambda: self.tell_group(event)))
+        self.world.after(delay_s, lambda: self.post("workers", lambda: self.post_to_group(event)))
 
     def _failure(self, why: str) -> ProcessFailure:
         exitcode, message = WAYS_TO_FAIL[why]

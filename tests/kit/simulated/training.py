@@ -96,7 +96,7 @@ class Holds:
     """A node's notices, as `agent/requests/notices.py` carries them out."""
 
     agent: Agent
-    tell: Callable[[r.Request], None]
+    send: Callable[[r.Request], None]
     phase: int = NONE
     save_at: int = 0
     newest: r.Notice | None = None
@@ -106,13 +106,13 @@ class Holds:
         self.asks += 1
         node_id, assigned = self.agent.node_id, self.agent.group.assigned
         round_ = 0 if assigned is None else assigned.round
-        self.tell(r.Ask(node_id, f"{node_id}-{self.asks}", verb, "", deadline_s, "spot", round_, at_save))
+        self.send(r.Ask(node_id, f"{node_id}-{self.asks}", verb, "", deadline_s, "spot", round_, at_save))
 
     def begin(self) -> None:
         """New workers have new pages."""
         self.phase, self.save_at = NONE, 0
 
-    def on_told(self, notice: r.Notice) -> None:
+    def on_notice(self, notice: r.Notice) -> None:
         is_older = self.newest is not None and notice.notice_id < self.newest.notice_id
         if is_older and notice.stage is not r.Stage.LEAVE:
             return
@@ -123,7 +123,7 @@ class Holds:
             return
         elif notice.stage is r.Stage.FREEZE:
             save_at, self.phase = self.save_at, FROZEN
-            self._later(SETTLE_S, notice, partial(self._say_frozen, notice, save_at))
+            self._later(SETTLE_S, notice, partial(self._send_frozen, notice, save_at))
         elif notice.stage is r.Stage.SAVE:
             self.phase, self.save_at = (SAVE, notice.save_at) if notice.save_at else (NONE, 0)
             self._later(LOOK_S, notice, partial(self._look, notice))
@@ -143,18 +143,18 @@ class Holds:
         training = self.agent.training
         return [] if training is None else [each for each in training.ranks.values() if each.agent is self.agent]
 
-    def _say_frozen(self, notice: r.Notice, save_at: int) -> None:
+    def _send_frozen(self, notice: r.Notice, save_at: int) -> None:
         calls = [each.calls for each in self._ranks]
         pages = sum(each > 0 for each in calls)
         most, can_leave = max(calls, default=0), self.agent.can_leave_in_place
-        self.tell(r.Frozen(self.agent.node_id, notice.notice_id, most, pages, save_at, can_leave))
+        self.send(r.Frozen(self.agent.node_id, notice.notice_id, most, pages, save_at, can_leave))
 
     def _look(self, notice: r.Notice) -> None:
         if any(each.lives and each.saved_at != self.save_at for each in self._ranks) or not notice.save_at:
             self._later(LOOK_S, notice, partial(self._look, notice))
         else:
-            self.tell(r.Saved(self.agent.node_id, notice.notice_id))
+            self.send(r.Saved(self.agent.node_id, notice.notice_id))
 
     def _kill(self, generation: int) -> None:
         if self.agent.group.generation == generation and self.agent.group.phase == "stopping":
-            self.agent.tell_group(g.GraceOver(generation, "the deadline of the notice has passed", is_final=True))
+            self.agent.post_to_group(g.GraceOver(generation, "the deadline of the notice has passed", is_final=True))

@@ -253,20 +253,20 @@ class Attempt:
             end.peer = End(world, listener.process, end.peer_address, end.own_address)
             end.peer.peer = end
             listener.take(end.peer)
-            self._tell(end)
+            self._report(end)
             return
         if listener is not None:
             world.refused_at[here, there] = world.now
-        self._tell(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))
+        self._report(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))
 
-    def _tell(self, result: End | OSError) -> None:
-        def tell() -> None:
+    def _report(self, result: End | OSError) -> None:
+        def report() -> None:
             if not self._is_over:
                 self._is_over = True
                 self._answer(result)
 
         delay_s = HERE_S if self._host == self._process.host else self._world.delay()
-        self._world.after(delay_s, lambda: self._process.post(self, tell))
+        self._world.after(delay_s, lambda: self._process.post(self, report))
 
 
 class Listener:
@@ -388,21 +388,23 @@ class End:
 
     # What happens on the way.
 
-    def break_off(self, *, is_heard: bool | None = None) -> bool:
+    def break_off(self, *, is_noticed_here: bool | None = None) -> bool:
         """Something on the path breaks the connection; either end may notice only when it writes.
 
         Returns whether one of them notices at once.
 
         Args:
-            is_heard: whether this end notices now and the other does not, or the other way round; by default, chance.
+            is_noticed_here: whether this end notices now and the other does not, or the other way round; by default, chance.
         """
         for end in (self, self.peer):
             end.is_broken = True
             end._drop_wire()
         is_noticed = False
         for end in (self, self.peer):
-            is_told = self._world.random.random() < 0.8 if is_heard is None else (end.peer is self) is is_heard
-            if is_told:
+            notices = (
+                self._world.random.random() < 0.8 if is_noticed_here is None else (end.peer is self) is is_noticed_here
+            )
+            if notices:
                 end._transmit_reset()
                 is_noticed = True
         return is_noticed

@@ -12,8 +12,8 @@ from kit.stories.files import rewritten
 
 
 def main() -> None:
-    for path, told in (every.CORE | every.SHELL).items():
-        text = rewritten(path, told)
+    for path, player in (every.CORE | every.SHELL).items():
+        text = rewritten(path, player)
         if text != path.read_text():
             path.write_text(text)
             sys.stdout.write(f"{path} is rewritten\n")

@@ -46,7 +46,7 @@ def failure(name: str, exitcode: int = -11, message: str = "Signal 11 (SIGSEGV)"
     return ProcessFailure.from_elsewhere(f"host-{name}", 0, 0, 77, exitcode, message, "", 1000)
 
 
-def as_told(failure: ProcessFailure, policy: RestartPolicy) -> ProcessFailure:
+def as_reported(failure: ProcessFailure, policy: RestartPolicy) -> ProcessFailure:
     """The failure as its node reports it, after finding the rules that it matches."""
     places = error_patterns(policy.rules or ())
     found = {place for pattern in places if re.search(pattern, failure.headline) for place in places[pattern]}
@@ -72,7 +72,7 @@ def begun(rules: dict[str, str], reports: Reports, now: float) -> Coordinator:
     for name in rules.get("taken_over", ""):
         sends += core.handle(reports.connects(node(name), reports.of[name].past), now)
     for send in sends:
-        reports.hears(send.node_id, send.message)
+        reports.receives(send.node_id, send.message)
     assert (core.phase is Phase.RUNNING) == bool({"running", "taken_over"} & rules.keys())
     return core
 
@@ -86,7 +86,7 @@ def kept(names: str, rules: dict[str, str]) -> JobState:
     return JobState(round_, int(rules.get("count", 0)), departed=departed)
 
 
-def told(story: Story) -> list[str]:
+def played(story: Story) -> list[str]:
     """A story's lines with the core's present results; comments stay in place."""
     rules = options_of(story.rules)
     now = 100.0
@@ -120,9 +120,9 @@ def told(story: Story) -> list[str]:
         decisions = [send.node_id for send in sends if not isinstance(send.message, BESIDES)]
         assert len(set(decisions)) == len(decisions), (line, sends, "one decision for one node at a time")
         for send in sends:
-            reports.hears(send.node_id, send.message)
+            reports.receives(send.node_id, send.message)
         has_changed = (state_of(core, 0.0), core.deadline) != before
-        lines += [line + f" -> {state_of(core, now)}" * has_changed, *(f"  {what}" for what in said(sends))]
+        lines += [line + f" -> {state_of(core, now)}" * has_changed, *(f"  {what}" for what in lines_of(sends))]
     return [restored(line) for line in lines]
 
 
@@ -172,9 +172,9 @@ def events(line: str, core: Coordinator, reports: Reports) -> Iterator[Event]:  
             case "is prepared":
                 yield reports.prepared(name, starts_in(options))
             case "repeats":
-                yield reports.repeats(name) if name in reports.earlier else reports.says(name)
+                yield reports.repeats(name) if name in reports.earlier else reports.updated(name)
             case "has read":  # the last message to it
-                yield reports.says(name)
+                yield reports.updated(name)
             case "opts in":
                 yield reports.opted_in(name, number.get("round", round_))
             case "joins":
@@ -185,8 +185,8 @@ def events(line: str, core: Coordinator, reports: Reports) -> Iterator[Event]:  
             case "fails":
                 cause = FAILURES[options.get("how") or "killed"](name)
                 cause = cause.replace(is_final=True, exitcode=-9) if "final" in options else cause
-                told_ = as_told(cause, core.policy), float(options.get("age") or 0), reached_in(options)
-                yield reports.failed(name, number.get("round", round_), *told_)
+                reported = as_reported(cause, core.policy), float(options.get("age") or 0), reached_in(options)
+                yield reports.failed(name, number.get("round", round_), *reported)
             case "succeeds":
                 yield reports.succeeded(name, number.get("round", round_))
             case "leaves":
@@ -254,7 +254,7 @@ def past(name: str, options: dict[str, str], number: dict[str, int]) -> m.Past:
     return m.Past(*base, has_opted_in="opted" in options)
 
 
-def said(sends: list[Send]) -> list[str]:
+def lines_of(sends: list[Send]) -> list[str]:
     """Each message with the nodes that get it, ordered by first occurrence."""
     groups: dict[str, list[tuple[int, str]]] = {}
     for send in sends:

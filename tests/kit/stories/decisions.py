@@ -31,7 +31,7 @@ def raised(message: str = TYPO, line: int = 40, before: str = "", **more: Any) -
     return ProcessFailure.from_elsewhere("h", 3, 0, 77, more.pop("exitcode", 1), message, text, 1000, **more)
 
 
-class Told:
+class Playing:
     """A job's rounds under a policy."""
 
     def __init__(self, rules: str) -> None:
@@ -41,7 +41,7 @@ class Told:
         self.ledger, self.charged, self.now = Ledger(), 0, 0.0
         self.last: Decision | None = None
 
-    def tell(self, line: str) -> Decision:
+    def handle(self, line: str) -> Decision:
         options = options_of(line)
         for _ in range(int(options.get("times", 1))):
             assert self.last is None or not self.last.is_final, "the job is over"
@@ -50,8 +50,8 @@ class Told:
         return self.last
 
     def decide(self, failure: ProcessFailure, reached: Reached) -> None:
-        told = coordinator.as_told(failure, self.policy)
-        end = End(cause_of(told), told, self.charged, self.ledger, reached, now=self.now)
+        reported = coordinator.as_reported(failure, self.policy)
+        end = End(cause_of(reported), reported, self.charged, self.ledger, reached, now=self.now)
         self.last = self.policy.decide(end)
         self.ledger = self.policy.after(end, self.last)
         self.charged += self.last.is_charged
@@ -85,19 +85,19 @@ def reached_by(options: dict[str, str]) -> Reached:
 
 
 def words(decision: Decision) -> list[str]:
-    said = [wording.text_of(decision)]
+    texts = [wording.text_of(decision)]
     if decision.is_final:
-        return [*said, f"ends the job; instead: {wording.instead_of(decision) or 'nothing'}"]
+        return [*texts, f"ends the job; instead: {wording.instead_of(decision) or 'nothing'}"]
     costs = "costs a restart" if decision.is_charged else "costs none"
     if decision.place >= 0:
         costs = f"costs one of rule {decision.place} in {decision.within_s:g} s"
     waits = f", waits {decision.delay_s:g} s" if decision.delay_s else ""
-    return [*said, costs + waits]
+    return [*texts, costs + waits]
 
 
-def told(story: Story) -> list[str]:
-    job, lines = Told(story.rules), list[str]()
+def played(story: Story) -> list[str]:
+    job, lines = Playing(story.rules), list[str]()
     for line in story.lines:
         if not line.startswith("  "):
-            lines += [line, *(f"  {each}" for each in words(job.tell(line)))]
+            lines += [line, *(f"  {each}" for each in words(job.handle(line)))]
     return lines

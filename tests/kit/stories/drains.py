@@ -19,7 +19,7 @@ from kit.stories.files import Story, options_of
 FOLDER = files.FOLDER / "drains"
 
 
-class Told(texts.Told):
+class Playing(texts.Playing):
     """A round of nodes, on hosts of the same names."""
 
     core: Drain[tuple[str, Any]]
@@ -44,11 +44,11 @@ class Told(texts.Told):
         yield f"is over: {outcome}" if core.is_over else "is not over"
         yield f"verdict {core.verdict.outcome}" if core.verdict else "no verdict"
 
-    def tell(self, line: str) -> list[Any]:
-        told = self.answers(line)
+    def handle(self, line: str) -> list[Any]:
+        answers = self.answers(line)
         self.core.validate()
         together: dict[Any, list[str]] = {}
-        for node_id, message in told:
+        for node_id, message in answers:
             together.setdefault(message, []).append(node_id)
         return [(" ".join(names), message) for message, names in together.items()]
 
@@ -105,5 +105,5 @@ class Told(texts.Told):
                 raise AssertionError(action)
 
 
-def told(story: Story) -> list[str]:
-    return list(Told(story.rules).lines(story))
+def played(story: Story) -> list[str]:
+    return list(Playing(story.rules).lines(story))

@@ -65,7 +65,7 @@ class NodeLog:
         self._ahead, self._boot = ahead, 1000.0 + 10 * len(host) + ahead  # monotonic clocks have nothing in common
         self._records = Records()
         self._phase, self._since, self._generation, self._first_rank = Phase.INIT, begins, 0, 0
-        self.tell(
+        self.add(
             begins,
             RunBegan(
                 run_id=run_id, node_id=f"{host}-{pid}", host=host, pid=pid, role="trainer", entrypoint="train.py",
@@ -74,7 +74,7 @@ class NodeLog:
         )  # fmt: skip
         self.change(begins, Phase.JOINING)
 
-    def tell(self, at: float, event: RunEvent) -> None:
+    def add(self, at: float, event: RunEvent) -> None:
         wall = datetime.fromtimestamp(_BEGAN + at + self._ahead, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         self.lines.append(json.dumps(self._records.record(event, wall, self._boot + at)).encode() + b"\n")
 
@@ -84,18 +84,18 @@ class NodeLog:
         self.lines.append(json.dumps(self._records.alive(wall, self._boot + at)).encode() + b"\n")
 
     def change(self, at: float, phase: Phase, reason: str = "") -> None:
-        self.tell(at, Changed(self._phase, phase, _STATES.get(phase, WorkerState.STOPPED), reason))
+        self.add(at, Changed(self._phase, phase, _STATES.get(phase, WorkerState.STOPPED), reason))
         self._phase = phase
 
     def took(self, at: float, name: PhaseName) -> None:
-        self.tell(at, PhaseTook(name, at - self._since))
+        self.add(at, PhaseTook(name, at - self._since))
         self._since = at
 
     def formed(self, at: float, number: int, group_rank: int, nodes: int = 2, restarts: int = 0) -> None:
         """A round is complete."""
         self._generation += 1
         self._first_rank = group_rank * self.workers
-        self.tell(
+        self.add(
             at,
             RoundFormed(
                 round=number, generation=self._generation, restart_count=restarts, group_rank=group_rank,
@@ -108,13 +108,13 @@ class NodeLog:
 
     def started(self, at: float, *, is_warm: bool = False) -> None:
         ids = {local_rank: 1000 * self._generation + local_rank for local_rank in range(self.workers)}
-        self.tell(at, WorkersStarted(self._generation, ids, frozenset(ids) if is_warm else frozenset()))
+        self.add(at, WorkersStarted(self._generation, ids, frozenset(ids) if is_warm else frozenset()))
         self.took(at, "spawn")
         self.change(at, Phase.RUNNING)
 
     def reached(self, at: float, local_rank: int, phase: StartPhase, duration_s: float, kind: StartKind) -> None:
         rank = self._first_rank + local_rank
-        self.tell(at, WorkerReached(self._generation, local_rank, rank, kind, phase, duration_s))
+        self.add(at, WorkerReached(self._generation, local_rank, rank, kind, phase, duration_s))
 
     def fails(self, at: float, local_rank: int, message: str, *, known_at: float) -> None:
         """A worker is gone; that ends the run of the others."""
@@ -123,14 +123,14 @@ class NodeLog:
             host=self.host, rank=rank, local_rank=local_rank, pid=1000 * self._generation + local_rank, exitcode=1,
             message=message, traceback=f"Traceback\n{message}", timestamp=int(_BEGAN + at),
         )  # fmt: skip
-        self.tell(known_at, WorkerEnded(self._generation, local_rank, rank, "failed", report))
-        self.tell(known_at, PhaseTook("detect", known_at - at, local_rank))
+        self.add(known_at, WorkerEnded(self._generation, local_rank, rank, "failed", report))
+        self.add(known_at, PhaseTook("detect", known_at - at, local_rank))
         self.took(known_at, "run")
         self.change(known_at, Phase.STOPPING, message)
 
-    def told(self, at: float, decision: Decision, cause: RestartCause = "failure", restarts: int = 1) -> None:
+    def restarting(self, at: float, decision: Decision, cause: RestartCause = "failure", restarts: int = 1) -> None:
         """All workers start again."""
-        self.tell(at, Restarting(cause, decision, restarts))
+        self.add(at, Restarting(cause, decision, restarts))
         reason = wording.text_of(decision)
         if self._phase is Phase.RUNNING:
             self.took(at, "run")
@@ -143,7 +143,7 @@ class NodeLog:
         """Those that lived are gone."""
         for local_rank in local_ranks:
             rank = self._first_rank + local_rank
-            self.tell(at, WorkerEnded(self._generation, local_rank, rank, "stopped"))
+            self.add(at, WorkerEnded(self._generation, local_rank, rank, "stopped"))
         self.took(at, "stop")
         self.change(at, then)
 
@@ -151,12 +151,12 @@ class NodeLog:
         """All workers succeed, and later those of all other nodes have."""
         for local_rank in range(self.workers):
             rank = self._first_rank + local_rank
-            self.tell(at, WorkerEnded(self._generation, local_rank, rank, "succeeded"))
+            self.add(at, WorkerEnded(self._generation, local_rank, rank, "succeeded"))
         self.took(at, "run")
         self.change(at, Phase.BARRIER)
         self.took(ends, "barrier")
         self.change(ends, Phase.DONE)
-        self.tell(ends, RunEnded(WorkerState.SUCCEEDED, "every worker succeeded"))
+        self.add(ends, RunEnded(WorkerState.SUCCEEDED, "every worker succeeded"))
 
     def write(self, folder: Path) -> Path:
         """The log as the agent leaves it."""
@@ -178,10 +178,10 @@ def a_crash(message: str = "RuntimeError: loss is NaN", *, ahead: float = 0.0) -
         node.formed(1.0, 1, group_rank)
         node.started(1.2)
     b.fails(10.0, 0, message, known_at=10.01)
-    a.told(10.02, decided.restart(1, 3, decided.failed(2, "node-b")))
+    a.restarting(10.02, decided.restart(1, 3, decided.failed(2, "node-b")))
     a.stopped(10.10, 0, 1)
     b.stopped(10.11, 1, then=Phase.AWAITING)
-    b.told(10.12, decided.restart(1, 3, decided.failed(2, "node-b")))
+    b.restarting(10.12, decided.restart(1, 3, decided.failed(2, "node-b")))
     for group_rank, (node, started) in enumerate(((a, 10.25), (b, 10.30))):
         node.formed(10.20, 2, group_rank, restarts=1)
         node.started(started)
@@ -204,11 +204,11 @@ def a_node_lost() -> tuple[NodeLog, NodeLog, NodeLog]:
     for group_rank, node in enumerate((a, b)):
         node.formed(1.0, 1, group_rank)
         node.started(1.1)
-    a.told(5.0, decided.lost("node-b", "silent for 5 s"), "membership", 0)
+    a.restarting(5.0, decided.lost("node-b", "silent for 5 s"), "membership", 0)
     a.stopped(5.1, 0, 1)
     a.formed(5.2, 2, 0, nodes=1)
     a.started(5.3)
-    a.told(6.1, decided.joined("node-c"), "membership", 0)
+    a.restarting(6.1, decided.joined("node-c"), "membership", 0)
     a.stopped(6.2, 0, 1)
     for group_rank, node in enumerate((a, c)):
         node.formed(6.3, 3, group_rank)

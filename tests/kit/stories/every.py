@@ -17,24 +17,24 @@ from kit.stories import (
     timeline_texts,
     timers,
 )
-from kit.stories.files import FOLDER, SHELL_FOLDER, Teller
+from kit.stories.files import FOLDER, SHELL_FOLDER, Player
 
-CORE: dict[Path, Teller] = {
-    path: told
-    for folder, told in (
-        (FOLDER, coordinator.told),
-        (decisions.FOLDER, decisions.told),
-        (drains.FOLDER, drains.told),
-        (group.FOLDER, group.told),
-        (group_events.FOLDER, group_events.told),
-        (leader.FOLDER, leader.told),
-        (member_texts.FOLDER, member_texts.told),
-        (timeline_texts.FOLDER, timeline_texts.told),
-        (timers.FOLDER, timers.told),
+CORE: dict[Path, Player] = {
+    path: player
+    for folder, player in (
+        (FOLDER, coordinator.played),
+        (decisions.FOLDER, decisions.played),
+        (drains.FOLDER, drains.played),
+        (group.FOLDER, group.played),
+        (group_events.FOLDER, group_events.played),
+        (leader.FOLDER, leader.played),
+        (member_texts.FOLDER, member_texts.played),
+        (timeline_texts.FOLDER, timeline_texts.played),
+        (timers.FOLDER, timers.played),
     )
     for path in sorted(folder.glob("*.txt"))
 }
-SHELL: dict[Path, Teller] = {
-    SHELL_FOLDER / "failures.txt": failures.told,
-    SHELL_FOLDER / "supervisor.txt": supervisor.told,
+SHELL: dict[Path, Player] = {
+    SHELL_FOLDER / "failures.txt": failures.played,
+    SHELL_FOLDER / "supervisor.txt": supervisor.played,
 }

@@ -37,7 +37,7 @@ def failure_of(rank: int, folder: Path, fields: dict[str, Any]) -> ProcessFailur
     return ProcessFailure(local_rank, 100 + rank, exitcode, str(path), **fields)
 
 
-def told(story: Story) -> list[str]:
+def played(story: Story) -> list[str]:
     """A story's lines, with the present report."""
     lines = [line for line in story.lines if line and not line.startswith("  ")]
     failures, raised, stopped = dict[int, ProcessFailure](), dict[int, ProcessFailure](), dict[int, str]()

@@ -1,7 +1,7 @@
 """Story files: events, and below each its results, which a run of the stories can rewrite.
 
 A file has a head, then stories.  Each begins with `== ` and its title; the next line is where it begins.  Each kind of
-story has a function `told` that takes a story and returns its lines with the present results.
+story has a function `played` that takes a story and returns its lines with the present results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Story:
         return f"{self.path.stem}: {self.title}"
 
 
-Teller: TypeAlias = Callable[[Story], list[str]]
+Player: TypeAlias = Callable[[Story], list[str]]
 
 
 def read(path: Path) -> Iterator[Story]:
@@ -47,22 +47,22 @@ def options_of(line: str) -> dict[str, str]:
     return dict(word.partition("=")[::2] for word in line.split())
 
 
-def rewritten(path: Path, told: Teller) -> str:
+def rewritten(path: Path, player: Player) -> str:
     """The file with the present results."""
     head = path.read_text().split("\n== ")[0]
-    parts = ["\n".join([story.title, story.rules, *_lines(story, told)]) for story in read(path)]
+    parts = ["\n".join([story.title, story.rules, *_lines(story, player)]) for story in read(path)]
     return "\n\n== ".join([head.rstrip("\n"), *parts]) + "\n"
 
 
-def _lines(story: Story, told: Teller) -> list[str]:
+def _lines(story: Story, player: Player) -> list[str]:
     try:
-        return [restored(line) for line in told(story)]
+        return [restored(line) for line in player(story)]
     except Exception as error:
         error.add_note(f"in the story {str(story)!r}")
         raise
 
 
-def changes(path: Path, told: Teller) -> str:
+def changes(path: Path, player: Player) -> str:
     """A diff between the file and the present results; empty if they agree."""
-    before, after = path.read_text().splitlines(), rewritten(path, told).splitlines()
+    before, after = path.read_text().splitlines(), rewritten(path, player).splitlines()
     return "\n".join(difflib.unified_diff(before, after, path.name, "as it goes now", lineterm="", n=5))

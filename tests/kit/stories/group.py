@@ -69,7 +69,7 @@ def assigned(round_: int) -> Assigned:
     return Assigned(round_, 0, RANKS, "host0", 29500)
 
 
-class Told(texts.Told):
+class Playing(texts.Playing):
     """A group and its clock."""
 
     def __init__(self, where: str) -> None:
@@ -85,7 +85,7 @@ class Told(texts.Told):
         else:
             lines = [before] * bool(before) + lines
         for line in lines:
-            self.tell(line)
+            self.handle(line)
 
     def parts(self) -> Iterator[str]:
         core, exits = self.core, self.core.exits
@@ -106,7 +106,7 @@ class Told(texts.Told):
         is_in_place = any(each not in {"starting", "lost"} for each in core.in_place.stage.values())
         yield f"in place: {stages}" if is_in_place else "nothing in place"
 
-    def tell(self, line: str) -> list[Any]:
+    def handle(self, line: str) -> list[Any]:
         done: list[Any] = []
         for event in self.events(line):
             done += self.core.handle(event, self.now)
@@ -182,11 +182,11 @@ class Told(texts.Told):
         match action:
             case ev.Join(round_, are_ready):
                 assigned = 0 if self.core.assigned is None else self.core.assigned.round
-                said = "joins" if round_ == assigned else f"joins after round {round_}"
-                return f"{said}, its workers ready" if are_ready else said
+                joins = "joins" if round_ == assigned else f"joins after round {round_}"
+                return f"{joins}, its workers ready" if are_ready else joins
             case ev.Spawn(generation, assigned):
                 return f"spawns generation {generation} " + (f"for round {assigned.round}" if assigned else "ahead")
-            case ev.TellPrepared(are_ready):
+            case ev.ReportPrepared(are_ready):
                 return f"tells that its workers {'are ready' if are_ready else 'start in the round'}"
             case ev.Begin(_, local_ranks, assigned):
                 return f"has {' '.join(map(str, local_ranks))} begin round {assigned.round}"
@@ -196,15 +196,15 @@ class Told(texts.Told):
                 return f"replaces {local_rank} by process {process}"
             case ev.Release():
                 return "lets all end"
-            case ev.TellOptedIn(round_):
+            case ev.ReportOptedIn(round_):
                 return f"tells that all have opted in to round {round_}"
             case ev.CancelSpawn(generation):
                 return f"cancels the start of generation {generation}"
-            case ev.TellFailed(round_, failure, at):
+            case ev.ReportFailed(round_, failure, at):
                 return f"tells that rank {failure.rank} failed in round {round_}, at {at:g}: {failure.message}"
-            case ev.TellSucceeded(round_):
+            case ev.ReportSucceeded(round_):
                 return f"tells that round {round_} succeeded"
-            case ev.TellLeft(reason):
+            case ev.ReportLeft(reason):
                 return f"tells that it leaves: {reason}"
             case ev.Stop(generation, local_ranks, by):
                 return f"stops {' '.join(map(str, local_ranks))} of generation {generation} with {signal_words(by)}"
@@ -216,5 +216,5 @@ def signum(name: str) -> int:
     return int(name) if name.isdigit() else signal.Signals[name]
 
 
-def told(story: Story) -> list[str]:
-    return list(Told(story.rules).lines(story))
+def played(story: Story) -> list[str]:
+    return list(Playing(story.rules).lines(story))

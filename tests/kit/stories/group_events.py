@@ -18,12 +18,12 @@ from kit.stories.files import Story
 FOLDER = files.FOLDER / "run_events"
 
 
-class Told(group.Told):
+class Playing(group.Playing):
     """A group, its run events, and the clock."""
 
     def __init__(self, where: str) -> None:
         super().__init__("init")
-        self.source, self.told = RunEventSource(self.core), list[ev.RunEvent]()
+        self.source, self.run_events = RunEventSource(self.core), list[ev.RunEvent]()
         self.began_at = self.done_at = self.now
         self.begin(where)
 
@@ -35,22 +35,22 @@ class Told(group.Told):
     def durations(self) -> dict[str, float]:
         """The total duration of each phase."""
         sums: dict[str, float] = defaultdict(float)
-        for took in self.told:
+        for took in self.run_events:
             if isinstance(took, ev.PhaseTook) and took.name != "detect":
                 sums[took.name] += took.duration_s
         return sums
 
-    def tell(self, line: str) -> list[Any]:
-        return [told for event in self.events(line) for told in self.put(event)]
+    def handle(self, line: str) -> list[Any]:
+        return [run_event for event in self.events(line) for run_event in self.put(event)]
 
     def put(self, event: Any) -> list[ev.RunEvent]:
         was = self.core.phase
         self.core.handle(event, self.now)
         self.began_at = self.now if was is Phase.INIT else self.began_at
         self.done_at = self.now if was is not Phase.DONE else self.done_at
-        told = self.source.handle(event, self.now)
-        self.told += told
-        return told
+        news = self.source.handle(event, self.now)
+        self.run_events += news
+        return news
 
     def words(self, action: Any) -> str:
         match action:
@@ -71,5 +71,5 @@ def word(value: Any) -> str:
     return f"{len(value)} workers" if is_workers else str(value)
 
 
-def told(story: Story) -> list[str]:
-    return list(Told(story.rules).lines(story))
+def played(story: Story) -> list[str]:
+    return list(Playing(story.rules).lines(story))

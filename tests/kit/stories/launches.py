@@ -141,7 +141,7 @@ class Health:
         return lambda: 0
 
 
-def _tell(name: str, story: Any) -> None:
+def _record(name: str, story: Any) -> None:
     try:
         outcome = story()
     except Exception as error:  # noqa: BLE001  that is the outcome
@@ -172,27 +172,29 @@ def _stories(whose: str) -> None:
         elastic_launch(one_node(LaunchConfig), rank_and, server)()  # type: ignore[arg-type]
         return server.calls
 
-    _tell("function", lambda: call(rank_and, "${local_rank}", 3))
-    _tell("agent", lambda: launch_agent(one_node(LaunchConfig), rank_and, ["x"]))
-    _tell("local function", lambda: call(lambda: 5))
-    _tell("program", lambda: call("true"))
-    _tell("program with other arguments than text", lambda: call("test", 3, "-gt", "${local_rank}"))
-    _tell("own Python", lambda: call(sys.executable, "-c", "import sys; sys.exit(3)", nproc_per_node=1))
-    _tell("failing program", lambda: call("false", nproc_per_node=1))
-    _tell("failing function", lambda: call(fail, nproc_per_node=1))
-    _tell("restarted function", lambda: call(fail_the_first_time, max_restarts=1))
-    _tell("ranks", lambda: call(ranks, role="trainer"))
-    _tell("default role", lambda: call(os.getenv, "ROLE_NAME"))
-    _tell("signals", lambda: call(os.getenv, "TORCHELASTIC_SIGNALS_TO_HANDLE", signals_to_handle="SIGUSR1"))
-    _tell("static", lambda: call(rank_and, rdzv_backend="static", rdzv_endpoint=sys.argv[2], rdzv_configs={"rank": 0}))
-    _tell("health", checked_health)
+    _record("function", lambda: call(rank_and, "${local_rank}", 3))
+    _record("agent", lambda: launch_agent(one_node(LaunchConfig), rank_and, ["x"]))
+    _record("local function", lambda: call(lambda: 5))
+    _record("program", lambda: call("true"))
+    _record("program with other arguments than text", lambda: call("test", 3, "-gt", "${local_rank}"))
+    _record("own Python", lambda: call(sys.executable, "-c", "import sys; sys.exit(3)", nproc_per_node=1))
+    _record("failing program", lambda: call("false", nproc_per_node=1))
+    _record("failing function", lambda: call(fail, nproc_per_node=1))
+    _record("restarted function", lambda: call(fail_the_first_time, max_restarts=1))
+    _record("ranks", lambda: call(ranks, role="trainer"))
+    _record("default role", lambda: call(os.getenv, "ROLE_NAME"))
+    _record("signals", lambda: call(os.getenv, "TORCHELASTIC_SIGNALS_TO_HANDLE", signals_to_handle="SIGUSR1"))
+    _record(
+        "static", lambda: call(rank_and, rdzv_backend="static", rdzv_endpoint=sys.argv[2], rdzv_configs={"rank": 0})
+    )
+    _record("health", checked_health)
     for signum in (signal.SIGTERM, signal.SIGINT):
         folder = sys.argv[3] + signum.name
         os.mkdir(folder)
         threading.Thread(target=_kill_self_when_both_sleep, args=(signum, folder), daemon=True).start()
-        _tell(signum.name, lambda: call(sleep_long, folder))  # noqa: B023  called at once
+        _record(signum.name, lambda: call(sleep_long, folder))  # noqa: B023  called at once
     for name, fields in MISUSES.items():
-        _tell(name, lambda: call(rank_and, **fields))  # noqa: B023  called at once
+        _record(name, lambda: call(rank_and, **fields))  # noqa: B023  called at once
 
 
 # Misuses for which torch also raises ValueError.

@@ -50,7 +50,7 @@ def begun(rules: dict[str, str]) -> Term:
     return Term((low, high), has_fixed_ranks="fixed" in rules, is_begun="unbegun" not in rules, **others)
 
 
-class Told:
+class Playing:
     """A story in progress: a term, and the connections that its nodes have had."""
 
     def __init__(self, story: Story) -> None:
@@ -90,16 +90,16 @@ class Told:
         if line == "the deadline passes":
             return term.pass_deadline()
         if line in OTHERS:
-            return term.tell(OTHERS[line]())
+            return term.handle(OTHERS[line]())
         if found := re.fullmatch(r"the endpoint (.*)", line):
             return self.endpoint(found[1])
         if found := re.fullmatch(r"(\w) (?:asks for a vote in term (\d+)|asks who leads)", line):
             at = leader_at(found[1], f"token of {found[1]}")
-            return term.tell(
+            return term.handle(
                 ev.Campaigned(1, m.Campaign(int(found[2] or 0), id_of(term.leader.log.node.committed), at))
             )
         if found := re.fullmatch(r"\w declines in term (\d+)(?:, it follows (\w))?", line):
-            return term.tell(ev.Declined(int(found[1]), f"token of {found[2]}" if found[2] else ""))
+            return term.handle(ev.Declined(int(found[1]), f"token of {found[2]}" if found[2] else ""))
         names, verb, rest = re.fullmatch(
             r"((?:\w'* )+?)(joins|opens|is alive|is ready|fails|succeeds|leaves|hangs up|says hello|closes|is reset"
             r"|sends garbage|is mute|answers)(.*)",
@@ -147,20 +147,20 @@ class Told:
         if verb in submitted:
             if of not in term.reports.of:
                 term.reports.connects(term.node(of, rank), m.Past(m.NodePhase.READY))
-            return term.tell(ev.Received(conn, term.reports.said(submitted[verb])))
+            return term.handle(ev.Received(conn, term.reports.status_after(submitted[verb])))
         match verb:
             case "joins" | "says hello":
                 greeting = self.greeting(name.rstrip("'"), rank, options)
                 term.reports.known.add(of)
                 term.reports.of[of] = greeting.status
-                return term.tell(ev.Received(conn, greeting))
+                return term.handle(ev.Received(conn, greeting))
             case "is alive" | "hangs up":
-                return term.tell(ev.Received(conn, m.Alive() if verb == "is alive" else m.HungUp()))
+                return term.handle(ev.Received(conn, m.Alive() if verb == "is alive" else m.HungUp()))
             case "closes" | "is reset":
                 term.conns = {each: its for each, its in term.conns.items() if its != conn}
-                return term.tell(ev.Closed(conn, CLOSES[verb]))
+                return term.handle(ev.Closed(conn, CLOSES[verb]))
             case "sends garbage":
-                return term.tell(ev.Garbled(conn, "no message of ours", "other_protocol" in options))
+                return term.handle(ev.Garbled(conn, "no message of ours", "other_protocol" in options))
             case _:
                 assert verb == "opens"
                 return []
@@ -176,19 +176,19 @@ class Told:
     def done(self, actions: list[Any]) -> Iterator[str]:
         """Each action, ordered by first occurrence; for messages, with the nodes that receive them."""
         names = {conn: name + "'" * back for name, of in self.conns.items() for back, conn in enumerate(of[::-1])}
-        told: list[tuple[str, int, int]] = []  # what is done, the connection if any, and its group rank
+        parts: list[tuple[str, int, int]] = []  # what is done, the connection if any, and its group rank
         for action in actions:
-            conn = action.conn if isinstance(action, ev.Say | ev.Drop) else 0
-            before = max((i for i, each in enumerate(told) if each[1] == conn), default=-1)
+            conn = action.conn if isinstance(action, ev.SendTo | ev.Drop) else 0
+            before = max((i for i, each in enumerate(parts) if each[1] == conn), default=-1)
             if isinstance(action, ev.Drop) and before >= 0:
-                told[before] = f"{told[before][0]}; {words(action)}", conn, 0
+                parts[before] = f"{parts[before][0]}; {words(action)}", conn, 0
             else:
                 ranks = getattr(getattr(action, "message", None), "ranks", None)
-                told.append((words(action), conn, 0 if ranks is None else ranks.group_rank))
-        for what in dict.fromkeys(each[0] for each in told):
-            hearing = sorted((rank, i, conn) for i, (text, conn, rank) in enumerate(told) if text == what)
-            heard_by = " ".join(names[conn] for _, _, conn in hearing if conn)
-            yield f"{heard_by}: {what}" if heard_by else what
+                parts.append((words(action), conn, 0 if ranks is None else ranks.group_rank))
+        for what in dict.fromkeys(each[0] for each in parts):
+            receivers = sorted((rank, i, conn) for i, (text, conn, rank) in enumerate(parts) if text == what)
+            received_by = " ".join(names[conn] for _, _, conn in receivers if conn)
+            yield f"{received_by}: {what}" if received_by else what
 
 
 def words(action: Any) -> str:  # noqa: C901, PLR0912  a case for each action
@@ -211,15 +211,15 @@ def words(action: Any) -> str:  # noqa: C901, PLR0912  a case for each action
             return f"the campaign is declined in term {term}{known}: {reason}"
         case ev.StepDown(reason, _, stand_back_s):
             return f"steps down: {reason}" + f", and stands back for {stand_back_s:g} s" * (stand_back_s > 0)
-        case ev.Say(_, m.Refused(reason, is_final)):
+        case ev.SendTo(_, m.Refused(reason, is_final)):
             return f"refused{' for good' * is_final}: {reason}"
-        case ev.Say(_, m.Goodbye(reason, is_gone)):
+        case ev.SendTo(_, m.Goodbye(reason, is_gone)):
             return f"goodbye{', it is gone' * is_gone}: {reason}"
-        case ev.Say(_, m.Heartbeat(has_spares, _)):
+        case ev.SendTo(_, m.Heartbeat(has_spares, _)):
             return f"heartbeat{', nodes wait' * has_spares}"
-        case ev.Say(_, m.Probe() | m.GivenUp() as message):
+        case ev.SendTo(_, m.Probe() | m.GivenUp() as message):
             return {m.Probe: "probe", m.GivenUp: "given up"}[type(message)]
-        case ev.Say(_, message):
+        case ev.SendTo(_, message):
             return coordinator.words(message)
         case _:
             raise AssertionError(action)
@@ -232,5 +232,5 @@ def cell_text(stored: m.StoredCell) -> str:
     return f"term {cell.term}, incarnation {cell.incarnation}{known}{accepted}"
 
 
-def told(story: Story) -> list[str]:
-    return list(Told(story).lines(story))
+def played(story: Story) -> list[str]:
+    return list(Playing(story).lines(story))

@@ -73,12 +73,12 @@ def lost(name: str, why: str) -> m.Interrupted:
 
 
 def refusal(conn: int, reason: str, *, is_final: bool = True) -> list[Any]:
-    return [ev.Say(conn, m.Refused(reason, is_final)), ev.Drop(conn, in_order=True)]
+    return [ev.SendTo(conn, m.Refused(reason, is_final)), ev.Drop(conn, in_order=True)]
 
 
-def part(conn: int, what: Any) -> ev.Say:
+def part(conn: int, what: Any) -> ev.SendTo:
     """A new part of a plan, or a text about it, in the form of a message."""
-    return ev.Say(conn, what)
+    return ev.SendTo(conn, what)
 
 
 class Term:
@@ -136,13 +136,13 @@ class Term:
 
     def begin(self) -> list[Any]:
         """Starts the leader."""
-        done = self.tell(ev.DeadlinePassed())
+        done = self.handle(ev.DeadlinePassed())
         self.now = START
         return done
 
     # What happens.
 
-    def tell(self, *events: ev.Event) -> list[Any]:
+    def handle(self, *events: ev.Event) -> list[Any]:
         """The answer to the last event and its immediate consequences, without requests to the endpoint."""
         done: list[Any] = []
         for event in events:
@@ -161,7 +161,7 @@ class Term:
             case ev.ReadCell() | ev.WriteCell():
                 self.asked.append(action)
                 return self.of_cell(action)
-            case ev.Say(conn, m.Plan() as plan, serial):
+            case ev.SendTo(conn, m.Plan() as plan, serial):
                 flushed: list[ev.Event] = [ev.Flushed(conn, serial)] if serial and self.are_plans_flushed else []
                 return flushed + self.followed(conn, plan)
             case _:
@@ -182,7 +182,7 @@ class Term:
     def break_silence(self) -> list[Any]:
         """The endpoint answers again, beginning with the requests that came meanwhile."""
         self.is_cell_silent, owed, self._owed = False, self._owed, []
-        return [each for action in owed for answer in self.of_cell(action) for each in self.tell(answer)]
+        return [each for action in owed for answer in self.of_cell(action) for each in self.handle(answer)]
 
     def silence(self, name: str) -> list[Any]:
         """A node no longer answers what it reads about the log."""
@@ -194,7 +194,7 @@ class Term:
         self.mute.discard(name)
         conn = self.conns[name]
         plan = self.plans[conn]
-        return [each for event in self.followed(conn, plan) for each in self.tell(event)]
+        return [each for event in self.followed(conn, plan) for each in self.handle(event)]
 
     def followed(self, conn: int, plan: m.Plan) -> list[ev.Event]:
         """A following node reads about the log in its plan, and answers if it knows more then."""
@@ -213,13 +213,13 @@ class Term:
         """Splits a plan into the parts that are new in it."""
         if isinstance(action, OF_CELL):
             return [action] if self.shows_cell else []
-        if not (isinstance(action, ev.Say) and isinstance(action.message, m.Plan)):
+        if not (isinstance(action, ev.SendTo) and isinstance(action.message, m.Plan)):
             return [action]
         found = news(self.plans.get(action.conn), action.message)
         self.plans[action.conn] = action.message
         names = {conn: name for name, conn in self.conns.items()}
         for each in found:
-            self.reports.hears(names.get(action.conn, ""), each)
+            self.reports.receives(names.get(action.conn, ""), each)
         return [part(action.conn, each) for each in found]
 
     # What nodes do.
@@ -231,7 +231,7 @@ class Term:
     def open(self, name: str, peer: str = "") -> int:
         self.last_conn += 1
         self.conns[name] = self.last_conn
-        assert self.tell(ev.Opened(self.last_conn, peer or f"10.0.0.{self.last_conn}", "10.0.0.100")) == []
+        assert self.handle(ev.Opened(self.last_conn, peer or f"10.0.0.{self.last_conn}", "10.0.0.100")) == []
         return self.last_conn
 
     def join(self, name: str, rank: int | None = None, **others: Any) -> list[Any]:
@@ -240,7 +240,7 @@ class Term:
         greeting = self.greeting(name, rank, **others)
         self.reports.connects(greeting.status.node, greeting.status.past)
         self.reports.of[name] = greeting.status
-        return self.tell(ev.Received(conn, greeting))
+        return self.handle(ev.Received(conn, greeting))
 
     def greeting(self, name: str, rank: int | None = None, **others: Any) -> m.Hello:
         """The first message of a node, which follows this leader from then on."""
@@ -260,27 +260,27 @@ class Term:
         self.logs[name] = known
         return found.replace(status=found.status.replace(log=log.status_of(known)))
 
-    def say(self, name: str, message: Any) -> list[Any]:
+    def send(self, name: str, message: Any) -> list[Any]:
         if isinstance(message, m.Status) and name in self.logs and message.log is None:
             message = message.replace(log=log.status_of(self.logs[name]))
-        said = message if isinstance(message, UPWARD) else self.reports.said(message)
-        return self.tell(ev.Received(self.conns[name], said))
+        upward = message if isinstance(message, UPWARD) else self.reports.status_after(message)
+        return self.handle(ev.Received(self.conns[name], upward))
 
     def fail(self, name: str, failure: ProcessFailure = FAILURE) -> list[Any]:
         """A worker fails, and the grace period passes in which it might turn out to be a victim."""
-        said = self.say(name, m.Failed(name, 1, failure))
+        done = self.send(name, m.Failed(name, 1, failure))
         self.now += GRACE_S
-        return said + self.tell(ev.DeadlinePassed())
+        return done + self.handle(ev.DeadlinePassed())
 
     def close(self, name: str, how: Close = Close.ORDERLY) -> list[Any]:
-        return self.tell(ev.Closed(self.conns[name], how))
+        return self.handle(ev.Closed(self.conns[name], how))
 
     # Time.
 
     def pass_deadline(self) -> list[Any]:
         assert self.leader.deadline is not None
         self.now = max(self.now, self.leader.deadline)
-        return self.tell(ev.DeadlinePassed())
+        return self.handle(ev.DeadlinePassed())
 
     def live_until(self, time: float, *silent: str, has_cell: bool | None = None) -> list[Any]:
         """Lets time pass; nodes that are not silent say `Alive` whenever something is due.  Gives all that is done."""
@@ -290,21 +290,21 @@ class Term:
         while self.leader.deadline is not None and self.leader.deadline <= time:
             before, leader = self.leader.deadline, self.leader
             for name in sorted(self.conns.keys() - set(silent)):
-                done += self.say(name, m.Alive())
+                done += self.send(name, m.Alive())
             if leader.deadline is not None and leader.deadline <= time:
                 done += self.pass_deadline()
             assert leader.has_stepped_down or leader.deadline > before, "time must advance"  # type: ignore[operator]
         self.now = max(self.now, time)
         return done
 
-    def hears(self, actions: list[Any]) -> dict[str, list[Any]]:
+    def received_by(self, actions: list[Any]) -> dict[str, list[Any]]:
         """The messages that each node receives."""
         names = {conn: name for name, conn in self.conns.items()}
-        heard: dict[str, list[Any]] = {}
+        received: dict[str, list[Any]] = {}
         for action in actions:
-            if isinstance(action, ev.Say):
-                heard.setdefault(names[action.conn], []).append(action.message)
-        return heard
+            if isinstance(action, ev.SendTo):
+                received.setdefault(names[action.conn], []).append(action.message)
+        return received
 
     @property
     def written(self) -> list[m.StoredCell]:
@@ -357,5 +357,5 @@ def campaigning(names: str = "abc", *, kept: Entry | None = None, by: str = "", 
 
 def of_kind(actions: list[Any], kind: type) -> list[Any]:
     """The sent messages of one kind, or the actions of that kind."""
-    said = [action.message for action in actions if isinstance(action, ev.Say)]
-    return [each for each in (*actions, *said) if isinstance(each, kind)]
+    sent = [action.message for action in actions if isinstance(action, ev.SendTo)]
+    return [each for each in (*actions, *sent) if isinstance(each, kind)]

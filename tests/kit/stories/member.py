@@ -109,7 +109,7 @@ class Story:
         self.plan = changed(self.plan, message).replace(log=self.plan.log)
         return self.plan
 
-    def tell(self, *events: ev.Event) -> list[Any]:
+    def handle(self, *events: ev.Event) -> list[Any]:
         """The answer to the last of the events."""
         actions: list[Any] = []
         for event in events:
@@ -118,13 +118,13 @@ class Story:
             actions = self.core.handle(event, self.now)
         return actions
 
-    def hear(self, *messages: Any) -> list[Any]:
-        return self.tell(*(ev.Received(self.core.conn, self.planned(message)) for message in messages))
+    def receive(self, *messages: Any) -> list[Any]:
+        return self.handle(*(ev.Received(self.core.conn, self.planned(message)) for message in messages))
 
     def pass_deadline(self) -> list[Any]:
         assert self.core.deadline is not None
         self.now = max(self.now, self.core.deadline)
-        return self.tell(ev.DeadlinePassed())
+        return self.handle(ev.DeadlinePassed())
 
     def be_silent_until(self, time: float) -> list[Any]:
         """Lets time pass without any messages; returns all actions.
@@ -135,7 +135,7 @@ class Story:
         while self.core.deadline is not None and self.core.deadline <= time:
             actions = self.pass_deadline()
             if ev.ReadCell() in actions and self.core.phase in {Phase.CONNECTING, Phase.FOLLOWING}:
-                self.tell(ev.CellFailed("no answer"))
+                self.handle(ev.CellFailed("no answer"))
             done += actions
         self.now = max(self.now, time)
         return done
@@ -145,15 +145,15 @@ class Story:
 
     def lose_leader(self, close: log.Close = log.Close.ORDERLY) -> list[Any]:
         """The connection ends, by default because the leader's process did."""
-        return self.tell(ev.ConnectionLost(self.core.conn, "its connection ended", close))
+        return self.handle(ev.ConnectionLost(self.core.conn, "its connection ended", close))
 
 
-def told(*events: ev.Event) -> Callable[[], Story]:
+def member_after(*events: ev.Event) -> Callable[[], Story]:
     """Makes a member that has handled these events."""
 
     def build() -> Story:
         story = Story()
-        story.tell(*events)
+        story.handle(*events)
         return story
 
     return build
@@ -164,17 +164,17 @@ READY = ev.Submitted(m.Ready(NODE))
 WELCOME = m.Plan(TERM, LEASE_S, of_log(committed=None))
 RUNS = m.Plan(TERM, LEASE_S, of_log(), assigned())
 JOINED = READY, ev.CellAnswered(stored()), ev.Connected(1)
-idle, searching = told(), told(READY)
-campaigning = told(READY, ev.CellAnswered(None))
-connecting, greeting = told(*JOINED[:2]), told(*JOINED)
-following = told(*JOINED, ev.Received(1, WELCOME))
-busy = told(*JOINED, ev.Received(1, WELCOME), ev.Received(1, RUNS))  # in a round, and a voter
-over = told(*JOINED, ev.Received(1, WELCOME.replace(ended=SUCCEEDED)))
+idle, searching = member_after(), member_after(READY)
+campaigning = member_after(READY, ev.CellAnswered(None))
+connecting, greeting = member_after(*JOINED[:2]), member_after(*JOINED)
+following = member_after(*JOINED, ev.Received(1, WELCOME))
+busy = member_after(*JOINED, ev.Received(1, WELCOME), ev.Received(1, RUNS))  # in a round, and a voter
+over = member_after(*JOINED, ev.Received(1, WELCOME.replace(ended=SUCCEEDED)))
 
 
 def spare() -> Story:
     """A node that waits outside the round: it has no vote, and knows the entry only by its id."""
-    return told(*JOINED, ev.Received(1, WELCOME.replace(log=of_log(committed=FIRST.id))))()
+    return member_after(*JOINED, ev.Received(1, WELCOME.replace(log=of_log(committed=FIRST.id))))()
 
 
 def alone(close: log.Close = log.Close.ORDERLY) -> Story:

@@ -32,7 +32,7 @@ ELSEWHERE = first_entry(9, "xy", "xy", ("2f",))  # an entry of another log
 CANDIDACY_S = 1.5  # until a candidate without votes gives up
 
 
-class Told(texts.Told):
+class Playing(texts.Playing):
     """A story in progress."""
 
     def __init__(self, story: Story) -> None:
@@ -55,10 +55,10 @@ class Told(texts.Told):
     def now(self, now: float) -> None:
         self.story.now = now
 
-    def tell(self, line: str) -> list[Any]:
+    def handle(self, line: str) -> list[Any]:
         if passed := re.fullmatch(r"([\d.]+) s pass(.*)", line):
             return self.passes(self.now + float(passed[1]), passed[2].strip(", "))
-        return self.story.tell(self.event(line))
+        return self.story.handle(self.event(line))
 
     def passes(self, until: float, how: str) -> list[Any]:
         story, done = self.story, list[Any]()
@@ -66,12 +66,12 @@ class Told(texts.Told):
             return [each for each in self.is_cut_off(until, how) if isinstance(each, ev.Deliver)]
         while self.core.deadline is not None and self.core.deadline <= until:
             if how == "hearing" and self.core.phase is Phase.FOLLOWING:
-                story.hear(m.Heartbeat())
+                story.receive(m.Heartbeat())
                 if self.core.deadline > until:
                     break
             actions = self.pass_deadline()
             if ev.ReadCell() in actions and self.core.phase in {Phase.FOLLOWING, Phase.CONNECTING}:
-                story.tell(ev.CellFailed("no answer"))
+                story.handle(ev.CellFailed("no answer"))
             done += actions
         story.now = max(story.now, until)
         return done
@@ -82,7 +82,7 @@ class Told(texts.Told):
         while True:
             if ev.ReadCell() in actions:
                 rising = member.stored(renewals=int((story.now - 100.0) * 3 / LEASE_S))
-                actions = story.tell(ev.CellAnswered(rising) if "rising" in how else ev.CellFailed("no answer"))
+                actions = story.handle(ev.CellAnswered(rising) if "rising" in how else ev.CellFailed("no answer"))
             elif any(isinstance(each, ev.Connect) for each in actions):
                 self.attempt_until, actions = story.now + 2.5, []
             elif any(isinstance(each, ev.Campaign) for each in actions):
@@ -101,9 +101,11 @@ class Told(texts.Told):
         self.story.now = max(self.story.now, min(due))
         if min(due) == due[1]:
             self.attempt_until = math.inf
-            return self.story.tell(ev.ConnectFailed(self.core.conn, False, "timed out"))
+            return self.story.handle(ev.ConnectFailed(self.core.conn, False, "timed out"))
         self.candidate_until = math.inf
-        return self.story.tell(ev.LeadershipLost(Node("me", TERM + 1, committed=FIRST), "me-5", "too few nodes voted"))
+        return self.story.handle(
+            ev.LeadershipLost(Node("me", TERM + 1, committed=FIRST), "me-5", "too few nodes voted")
+        )
 
     def event(self, line: str) -> ev.Event:  # noqa: C901, PLR0912  a case for each
         options = options_of(line)
@@ -142,18 +144,18 @@ class Told(texts.Told):
                 close = Close.ORDERLY if how == "closed" else Close.ABORTED
                 return ev.ConnectionLost(conn, "its connection ended", close)
             case ["hears", *_]:
-                return ev.Received(conn, self.story.planned(self.heard(line, options, round_)))
+                return ev.Received(conn, self.story.planned(self.message_of(line, options, round_)))
             case ["says", what, *_]:
-                said: dict[str, Any] = {
+                submitted: dict[str, Any] = {
                     "ready": m.Ready(NODE), "failed": m.Failed("me", round_, FAILURE, float(options.get("age", 0))),
                     "succeeded": m.Succeeded("me", round_), "left": m.Left("me", "SIGTERM"),
                     "prepared": m.Prepared("me", m.Starts.WARM),
                 }  # fmt: skip
-                return ev.Submitted(said[what])
+                return ev.Submitted(submitted[what])
             case _:
                 raise AssertionError(line)
 
-    def heard(self, line: str, options: dict[str, str], round_: int) -> Any:
+    def message_of(self, line: str, options: dict[str, str], round_: int) -> Any:
         match line.split():
             case [_, "heartbeat", *_]:
                 return m.Heartbeat("spares" in options)
@@ -248,5 +250,5 @@ def of(leader: m.LeaderAt) -> str:
     return f"{leader.node_id} {leader.port - 4000}"
 
 
-def told(story: Story) -> list[str]:
-    return list(Told(story).lines(story))
+def played(story: Story) -> list[str]:
+    return list(Playing(story).lines(story))

@@ -16,10 +16,10 @@ from aelastic.rdzv.leader import coordinator_events as ev
 from aelastic.rdzv.leader.coordinator import Coordinator
 from aelastic.rdzv.leader.job_state import JobState
 from aelastic.rdzv.protocol import messages as m
-from kit.stories.coordinator import told
+from kit.stories.coordinator import played
 from kit.stories.files import FOLDER, Story
 
-Heard = list[tuple[float, ev.Event]]
+Received = list[tuple[float, ev.Event]]
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Book:
     """What a leader received, and what it continued."""
 
     core: Coordinator
-    heard: Heard = field(default_factory=list)
+    received: Received = field(default_factory=list)
     kept: JobState | None = None
     gone: tuple[str, ...] = ()
 
@@ -44,7 +44,7 @@ def recorded(run: Callable[[], object]) -> Book | None:
     def listen(core: Coordinator, event: ev.Event, now: float) -> list[ev.Send]:
         nonlocal last
         last = book_of(core)
-        last.heard.append((now, event))
+        last.received.append((now, event))
         return handle(core, event, now)
 
     def continued(core: Coordinator, state: JobState, gone: Iterable[str], now: float) -> None:
@@ -73,9 +73,9 @@ def story_of(run: Callable[[], object], title: str) -> str:
     try:
         rules = f"nodes={low}:{high} restarts={core.policy.max_restarts} term={core.roster.term}"
         rules += "" if book.kept is None else _continued(book.kept, book.gone, names)
-        lines = tuple(_lines(book.heard, names))
+        lines = tuple(_lines(book.received, names))
         rules += f" own={names[core.own_node_id]}" if core.own_node_id in names else ""
-        return "\n".join([f"== {title}", rules, *told(Story(FOLDER, title, rules, lines))])
+        return "\n".join([f"== {title}", rules, *played(Story(FOLDER, title, rules, lines))])
     except (LookupError, AssertionError) as error:
         return f"its coordinator's story has what the notation has no word for: {error}"
 
@@ -93,10 +93,10 @@ def _continued(kept: JobState, gone: tuple[str, ...], names: dict[str, str]) -> 
     return rules + (f" departed={''.join(of[rank] for rank in kept.departed)}" if kept.departed else "")
 
 
-def _lines(heard: Heard, names: dict[str, str]) -> Iterator[str]:
+def _lines(received: Received, names: dict[str, str]) -> Iterator[str]:
     before = None
     statuses: dict[str, m.Status] = {}  # the latest of each node
-    for now, event in heard:
+    for now, event in received:
         if before is not None and now - before >= 0.001:
             yield f"{ceil(1000 * (now - before)) / 1000:.3f} s pass"  # no timer fires too early
         before = now if before is None or now - before >= 0.001 else before

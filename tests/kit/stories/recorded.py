@@ -28,7 +28,7 @@ def record_text(
     )
 
 
-class Told(ErrorHandler):
+class Recorded(ErrorHandler):
     """A handler that records the calls of `record`, as a handler of torch 2.15 may."""
 
     def __init__(self) -> None:

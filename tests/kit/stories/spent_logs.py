@@ -62,7 +62,7 @@ class Job:
             for _ in range(self.rng.randint(2, 20)):
                 self.goes("waiting", 10.0)
                 for _, node in self.each():
-                    node.tell(self.now, Waited("1 of 2 nodes"))
+                    node.add(self.now, Waited("1 of 2 nodes"))
             self.on = "starting"
         else:
             self.goes(self.on, self.rng.uniform(0.1, 3.0))
@@ -75,11 +75,11 @@ class Job:
             node.reached(self.now, 0, "process_group", imports_s, "cold")
         self.goes(self.on, self.rng.uniform(1.0, 50.0))
         self.step = self.rng.randint(self.step // 2, self.step) + 1
-        self.tell_step()
+        self.add_step()
 
-    def tell_step(self) -> None:
+    def add_step(self) -> None:
         for _, node in self.each():
-            node.tell(self.now, Progressed(self.round, 0, 0, self.step, steps_per_s=1 / 0.7))
+            node.add(self.now, Progressed(self.round, 0, 0, self.step, steps_per_s=1 / 0.7))
 
     def train(self) -> None:
         step_s = self.rng.uniform(0.05, 2.0)
@@ -91,17 +91,17 @@ class Job:
             self.goes("trained", (steps - again) * step_s)
             self.again += again
             self.step, left = self.step + steps, left - steps
-            self.tell_step()
+            self.add_step()
         self.high = max(self.high, self.step)
 
     def stop(self, decision: Decision, cause: str = "failure") -> None:
         for _, node in self.each():
-            node.told(self.now, decision, cause, self.round)  # type: ignore[arg-type]
+            node.restarting(self.now, decision, cause, self.round)  # type: ignore[arg-type]
             node.stopped(self.now, 0, 1)
-            node.tell(self.now, Progressed(self.round, 0, 0, self.step, is_last=True))
+            node.add(self.now, Progressed(self.round, 0, 0, self.step, is_last=True))
 
     def fail(self) -> None:
-        self.nodes[0].tell(self.now, WorkerEnded(self.round, 0, 0, "failed"))
+        self.nodes[0].add(self.now, WorkerEnded(self.round, 0, 0, "failed"))
         self.on = "starting"
         self.goes("starting", self.rng.uniform(0.01, 5.0))
         self.stop(decided.restart(1, 9, decided.failed(0, "node-0")))
@@ -113,7 +113,7 @@ class Job:
             for _, node in self.each():
                 node.alive(self.now)
         self.goes("hung", silent_s % 60)
-        self.nodes[0].tell(
+        self.nodes[0].add(
             self.now,
             Noticed(self.round, 0, 0, "hang", f"no output for {silent_s:g} s", is_stopped=True, silent_s=silent_s),
         )
@@ -121,7 +121,7 @@ class Job:
 
     def drain(self) -> None:
         for _, node in self.each():
-            node.tell(self.now, Announced("saving", "node-0 leaves", 7))
+            node.add(self.now, Announced("saving", "node-0 leaves", 7))
         self.goes("drained", self.rng.uniform(1.0, 30.0))
         self.on = "drained"
         self.stop(decided.left("node-0", "spot"), "membership")
@@ -136,8 +136,8 @@ class Job:
         self.goes("waiting", 0.0)
         for _, node in self.each():
             for local_rank in range(node.workers):
-                node.tell(self.now, WorkerEnded(self.round, local_rank, 0, "succeeded"))
+                node.add(self.now, WorkerEnded(self.round, local_rank, 0, "succeeded"))
         self.goes("waiting", self.rng.uniform(0.0, 20.0))
         for _, node in self.each():
             node.change(self.now, Phase.DONE)
-            node.tell(self.now, RunEnded(WorkerState.SUCCEEDED, ""))
+            node.add(self.now, RunEnded(WorkerState.SUCCEEDED, ""))

@@ -120,16 +120,16 @@ class Play(Observer):
             return await look(*arguments)
 
         def note(local_rank: int, signum: int) -> bool:
-            self.say(f"{NAMES.get(signum, signum)} to", local_rank)
+            self.write(f"{NAMES.get(signum, signum)} to", local_rank)
             return stop(local_rank, signum)
 
         patch.setattr("aelastic.agent.resources.StoreHost", StoreStandIn)
         patch.setattr("aelastic.agent.resources.Watches", watch)
         patch.setattr(Postmortem, "of_living", of_living)
         patch.setattr(self.backend, "stop", note)
-        patch.setattr(InProcessLink, "cut_short", lambda _: self.say("the wait for other agents is over"))
+        patch.setattr(InProcessLink, "cut_short", lambda _: self.write("the wait for other agents is over"))
 
-    def say(self, what: str, *ranks: int) -> None:
+    def write(self, what: str, *ranks: int) -> None:
         line = f"  {anyio.current_time():g} s: {what}"
         if ranks and self.lines and self.lines[-1].startswith(f"{line} "):
             line = self.lines.pop()
@@ -140,11 +140,11 @@ class Play(Observer):
         if kind == "WorkersStarted":
             env = self.backend.starts[-1][0].env
             count, most = (env[f"TORCHELASTIC_{name}"] for name in ("RESTART_COUNT", "MAX_RESTARTS"))
-            self.say(f"workers run, restart {count} of {most}")
+            self.write(f"workers run, restart {count} of {most}")
         elif kind in self.kinds:
             cause = getattr(event, "cause", None)
             because = f", cause: rank {cause.rank} with {cause.exitcode}" if cause else ""
-            self.say(plain(EVENTS[kind].format(event, cause=because)))
+            self.write(plain(EVENTS[kind].format(event, cause=because)))
 
     async def act(self, at: float, do: str, run: asyncio.Task[RunResult] | None) -> None:
         await anyio.sleep(at)
@@ -159,7 +159,7 @@ class Play(Observer):
             case ["cancel"] if run is not None:
                 run.cancel()
             case ["state?"]:
-                self.say(f"it is {self.supervisor.state.name}")
+                self.write(f"it is {self.supervisor.state.name}")
             case ["find", *_]:
                 ranks, generation, why, name = re.fullmatch(
                     r"find ([\d ]+?)(?: of generation (\d))?(?: that (\w+))?(?: for (\w+))?", do
@@ -184,20 +184,20 @@ class Play(Observer):
             await asyncio.wait([run])
             tasks.cancel_scope.cancel()
         assert self.backend.closed_at == [anyio.current_time()]
-        self.say_end(run)
+        self.write_end(run)
 
-    def say_end(self, run: asyncio.Task[RunResult]) -> None:
+    def write_end(self, run: asyncio.Task[RunResult]) -> None:
         state = self.supervisor.state.name
         if run.cancelled():
             assert not self.backend.running
-            self.say(f"cancelled, it is {state}")
+            self.write(f"cancelled, it is {state}")
         elif error := run.exception():
             what, _, _ = plain(f"{type(error).__name__}: {error}").partition(". ")
-            self.say(f"{what}; it is {state}")
+            self.write(f"{what}; it is {state}")
         else:
             result = run.result()
             assert result.state is self.supervisor.state
-            self.say(f"{state}: {plain(result.reason)}")
+            self.write(f"{state}: {plain(result.reason)}")
             for rank, failure in result.failures.items():
                 what = f"{rank} (pid {failure.pid}) failed with {failure.exitcode}: {plain(failure.message)}"
                 self.lines.append(f"    {what}")
@@ -206,7 +206,7 @@ class Play(Observer):
             self.lines += [f"    stopped: {' '.join(map(str, result.victims))}"] * bool(result.victims)
 
 
-def told(story: Story) -> list[str]:
+def played(story: Story) -> list[str]:
     """A story's lines with the supervisor's present results."""
     with pytest.MonkeyPatch.context() as patch:
 

@@ -14,7 +14,7 @@ from typing import Any
 from kit.stories.files import Story
 
 
-class Told:
+class Playing:
     """A story in progress."""
 
     core: Any
@@ -46,17 +46,17 @@ class Told:
     def words(self, action: Any) -> str:
         raise NotImplementedError
 
-    def tell(self, line: str) -> list[Any]:
+    def handle(self, line: str) -> list[Any]:
         """Handles an event, or a line of a special form."""
         raise NotImplementedError
 
     def pass_deadline(self) -> list[Any]:
         assert self.core.deadline is not None, "nothing is due"
         self.now = max(self.now, self.core.deadline)
-        return self.tell("a timer fires")
+        return self.handle("a timer fires")
 
     def answer(self, line: str) -> list[Any]:
         if slept := re.fullmatch(r"([\d.]+) s are slept", line):
             self.now += float(slept[1])
             return []
-        return self.pass_deadline() if line == "the deadline passes" else self.tell(line)
+        return self.pass_deadline() if line == "the deadline passes" else self.handle(line)

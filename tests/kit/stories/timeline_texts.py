@@ -74,19 +74,19 @@ def decision_of(text: str) -> Decision:
             return decided.joined(what[0])
 
 
-def tell(node: NodeLog, at: float, words: list[str]) -> None:
+def add(node: NodeLog, at: float, words: list[str]) -> None:
     event = event_of(words)
     if event is not None:
-        node.tell(at, event)
+        node.add(at, event)
         return
     verb, *given = words
     values, named = arguments_of(given)
-    if verb == "told":
+    if verb == "restarting":
         values[0] = decision_of(values[0])
     getattr(node, verb)(at, *values, **named)
 
 
-def told(story: Story) -> list[str]:
+def played(story: Story) -> list[str]:
     nodes = dict[str, NodeLog]()
     for each in story.rules.split("; "):
         host, *options = each.split()
@@ -94,7 +94,7 @@ def told(story: Story) -> list[str]:
     lines = [line for line in story.lines if not line.startswith("  ")]
     for line in lines:
         at, name, *words = line.split()
-        tell(nodes[name], float(at), words)
+        add(nodes[name], float(at), words)
     return [*lines, *(f"  {text}".rstrip() for text in texts_of(story_of(*nodes.values())))]
 
 

@@ -7,7 +7,7 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-from aelastic.tools.timeline.merge import tell_story
+from aelastic.tools.timeline.merge import story_from
 from aelastic.tools.timeline.model import Story
 from aelastic.tools.timeline.reader import Log, read_logs
 from kit import decided
@@ -19,7 +19,7 @@ def logs_of(*nodes: NodeLog) -> list[Log]:
 
 
 def story_of(*nodes: NodeLog) -> Story:
-    return tell_story(logs_of(*nodes))
+    return story_from(logs_of(*nodes))
 
 
 def changed(line: bytes, **fields: Any) -> bytes:
@@ -64,7 +64,7 @@ def many_restarts(count: int, *, workers: int = 2) -> NodeLog:
     a.started(1.1)
     for place in range(count):
         a.fails(10.0 * place + 9.0, 0, f"failure {place}", known_at=10.0 * place + 9.001)
-        a.told(10.0 * place + 9.01, decided.restart(), restarts=place + 1)
+        a.restarting(10.0 * place + 9.01, decided.restart(), restarts=place + 1)
         a.stopped(10.0 * place + 9.1, *range(1, workers))
         a.formed(10.0 * place + 9.2, place + 2, 0, nodes=1, restarts=place + 1)
         a.started(10.0 * place + 9.3 + place * 0.001)
@@ -80,7 +80,7 @@ def cold_and_warm() -> NodeLog:
     a.reached(6.2, 0, "output", 5.0, "cold")
     a.reached(6.2, 1, "process_group", 5.5, "cold")
     a.fails(10.0, 0, "RuntimeError", known_at=10.0)
-    a.told(10.1, decided.restart())
+    a.restarting(10.1, decided.restart())
     a.stopped(10.2, 1)
     a.formed(10.3, 2, 0, nodes=1, restarts=1)
     a.started(10.35, is_warm=True)

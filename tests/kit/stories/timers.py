@@ -27,7 +27,7 @@ def line(pid: Any, scope: Any, expiration_time: Any, signum: Any = KILL, **more:
     return json.dumps(request | more).encode() + b"\n"
 
 
-class Told(texts.Told):
+class Playing(texts.Playing):
     """Timers of two workers, and their clocks."""
 
     core: t.Timers
@@ -36,7 +36,7 @@ class Told(texts.Told):
         self.core = t.Timers()
         self.now = 50.0
         self.generation = 0
-        self.tell("workers start")
+        self.handle("workers start")
 
     @property
     def wall(self) -> float:
@@ -49,13 +49,13 @@ class Told(texts.Told):
     def parts(self) -> Iterator[str]:
         yield f"timers: {len(self.core)}"
 
-    def hear(self, *lines: bytes, wall: float | None = None) -> list[t.Action]:
+    def receive(self, *lines: bytes, wall: float | None = None) -> list[t.Action]:
         return self.core.handle(t.Received(b"".join(lines), self.wall if wall is None else wall), self.now)
 
     def pid(self, name: str) -> int:
         return {"child": CHILD, "stranger": STRANGER}.get(name) or 100 * self.generation + int(name)
 
-    def tell(self, line_: str) -> list[Any]:
+    def handle(self, line_: str) -> list[Any]:
         of = int(options_of(line_).get("of", self.generation))
         match line_.split():
             case ["workers", "start", *_]:
@@ -68,9 +68,9 @@ class Told(texts.Told):
                 signum = int(more[0]) if more and more[0].lstrip("-").isdigit() else KILL
                 ahead_s = float(options_of(line_).get("ahead", 0))
                 wall = self.wall + ahead_s
-                return self.hear(line(self.pid(name), scope, wall + float(after_s), signum), wall=wall)
+                return self.receive(line(self.pid(name), scope, wall + float(after_s), signum), wall=wall)
             case [name, "clears", scope]:
-                return self.hear(line(self.pid(name), scope, -1, 0))
+                return self.receive(line(self.pid(name), scope, -1, 0))
             case [rank, "ends", *_]:
                 return self.core.handle(t.Ended(of, int(rank)), self.now)
             case [name, "belongs", "to", rank, *_]:
@@ -91,5 +91,5 @@ class Told(texts.Told):
                 return f"complains of {kind}: {quote}"
 
 
-def told(story: Story) -> list[str]:
-    return list(Told().lines(story))
+def played(story: Story) -> list[str]:
+    return list(Playing().lines(story))

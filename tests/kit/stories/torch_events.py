@@ -24,17 +24,17 @@ from aelastic.rdzv.settings import RendezvousSettings
 # Entrypoint, arguments, workers, restarts.
 Story: TypeAlias = tuple[str | Callable[..., Any], tuple[Any, ...], int, int]
 
-told: list[dict[str, Any]] = []
+recorded: list[dict[str, Any]] = []
 
 
 class EventHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        told.append({"kind": "event", **json.loads(record.getMessage())})
+        recorded.append({"kind": "event", **json.loads(record.getMessage())})
 
 
 class MetricHandler:
     def emit(self, metric_data: Any) -> None:
-        told.append({"kind": "metric", **metric_data._asdict()})
+        recorded.append({"kind": "metric", **metric_data._asdict()})
 
 
 def double(number: int) -> int:
@@ -138,7 +138,7 @@ def when_started(stop: Callable[[], Any]) -> None:
     def watch() -> None:
         while len(os.listdir(folder)) < STORIES[STOPPED][2]:
             time.sleep(0.01)
-        while not any(each.get("name") == "workers.trainer.healthy" for each in told):
+        while not any(each.get("name") == "workers.trainer.healthy" for each in recorded):
             time.sleep(0.01)
         stop()
 
@@ -158,7 +158,7 @@ def main() -> None:
         (run_torch if launcher == "torch" else run_ours)(story, json.loads(config))
     except Exception as failure:  # noqa: BLE001  listeners receive how it ended
         logging.getLogger(__name__).info("%r", failure)
-    Path(result).write_text(json.dumps({"told": told, "began": began, "ended": time.time()}))
+    Path(result).write_text(json.dumps({"recorded": recorded, "began": began, "ended": time.time()}))
 
 
 if __name__ == "__main__":

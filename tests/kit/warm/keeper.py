@@ -113,7 +113,7 @@ def _watch(pid: int, connection: socket.socket, woken: int) -> NoReturn:
     while True:
         for ended, status in _reap():
             if ended == pid:
-                _say(connection, status)
+                _send(connection, status)
             if ended == NO_CHILD:
                 os._exit(0)  # nothing of the job is left
         if is_wanted:
@@ -127,7 +127,7 @@ def _watch(pid: int, connection: socket.socket, woken: int) -> NoReturn:
             os.read(woken, 1 << 16)
 
 
-def _say(connection: socket.socket, status: int) -> None:
+def _send(connection: socket.socket, status: int) -> None:
     try:
         connection.send(status.to_bytes(4, "big"))
     except OSError:

@@ -148,9 +148,9 @@ class KeptProcess:
         readable, _, _ = select.select([self._connection], [], [], timeout)
         if not readable:
             return False
-        said = self._connection.recv(4)
-        if said:
-            self.returncode = os.waitstatus_to_exitcode(int.from_bytes(said, "big"))
+        data = self._connection.recv(4)
+        if data:
+            self.returncode = os.waitstatus_to_exitcode(int.from_bytes(data, "big"))
         else:
             self.is_over = True
             assert self.returncode is not None, "the keeper died"

@@ -78,8 +78,8 @@ def main() -> None:
             end(server.recv(4))
 
 
-def end(told: bytes) -> None:
-    status = int.from_bytes(told, "big") if len(told) == 4 else _signal.SIGKILL
+def end(data: bytes) -> None:
+    status = int.from_bytes(data, "big") if len(data) == 4 else _signal.SIGKILL
     if posix.WIFSIGNALED(status):
         signum = posix.WTERMSIG(status)
         import resource

@@ -68,12 +68,12 @@ def returns_what_cannot_be_read() -> Any:
 
 def do_all(queue: multiprocessing.Queue[int], bonus: int, local_rank: str) -> dict[str, Any]:
     """Prints, puts a value into a queue, and returns a description of its process."""
-    told = describe_self()
+    described = describe_self()
     print(f"out of {local_rank}")  # noqa: T201
     print(f"err of {local_rank}", file=sys.stderr)  # noqa: T201
     os.system(f"echo shell of {local_rank}")
     queue.put(int(os.environ["RANK"]) + bonus)
-    return told
+    return described
 
 
 def describe_self() -> dict[str, Any]:
@@ -113,7 +113,7 @@ def wait_for_file(path: str) -> None:
         time.sleep(0.01)
 
 
-def tell_the_second_time(module: str, more: bytes) -> tuple[int, bool, int]:
+def describe_the_second_time(module: str, more: bytes) -> tuple[int, bool, int]:
     """Fails once; then returns its rank, whether a module was already imported, and how much data it received."""
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         raise ValueError("first")

@@ -109,7 +109,7 @@ def both(
     command = [option.replace("PORT", str(port)) for option in options]
     runs: list[subprocess.Popen[bytes]] = []
     # A file, because workers of both inherit it; ours would not inherit a pipe.
-    with (folder / "said").open("ab") as said, contextlib.ExitStack() as ending:
+    with (folder / "output").open("ab") as output, contextlib.ExitStack() as ending:
         for name, launcher in (("torchrun", (python, *TORCHRUN[1:])), ("aelastic", AELASTIC)):
             (folder / name).mkdir()
             run = subprocess.Popen(
@@ -117,7 +117,7 @@ def both(
                 cwd=folder,
                 env={**base, **env, "DUMP_TO": name, "TMPDIR": str(folder)},
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 **popen,
             )
@@ -125,19 +125,19 @@ def both(
             ending.callback(run.kill)
             runs.append(run)
             if is_static:
-                wait_over(run, folder / "said")
+                wait_over(run, folder / "output")
         for run in runs:
-            wait_over(run, folder / "said")
+            wait_over(run, folder / "output")
     found = [
         {path.stem: json.loads(path.read_text()) for path in (folder / name).iterdir()}
         for name in ("torchrun", "aelastic")
     ]
-    assert found[0] and sorted(found[0]) == sorted(found[1]), (command, (folder / "said").read_text())
+    assert found[0] and sorted(found[0]) == sorted(found[1]), (command, (folder / "output").read_text())
     return found
 
 
-def wait_over(run: subprocess.Popen[bytes], said: Path) -> None:
-    assert run.wait(LAUNCH_TIMEOUT_S) == 0, said.read_text()
+def wait_over(run: subprocess.Popen[bytes], output: Path) -> None:
+    assert run.wait(LAUNCH_TIMEOUT_S) == 0, output.read_text()
 
 
 def assert_same_env(

@@ -190,10 +190,10 @@ def note(job: Job, kills: Kills) -> None:
     """Adds the results from the log of a job that has ended."""
     kills.rounds += job.stderr.count(" continues in place: ")
     kills.replaced += len({pid for _, pid in pids(job)}) - RANKS
-    told = [line for line in job.stderr.splitlines() if _PROBLEM.search(line)]
-    at_end = [line for line in told if HAVE_RETURNED in line]  # the kill came after the last step
+    lines = [line for line in job.stderr.splitlines() if _PROBLEM.search(line)]
+    at_end = [line for line in lines if HAVE_RETURNED in line]  # the kill came after the last step
     kills.at_end += len(at_end)
-    kills.problems += [line for line in told if line not in at_end]
+    kills.problems += [line for line in lines if line not in at_end]
 
 
 def _training(job: Job) -> list[tuple[int, int]]:

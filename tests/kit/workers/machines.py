@@ -87,13 +87,13 @@ class Machine:
                 files[f"{folder}/cache/index{index}/level"] = str(level)
                 files[f"{folder}/cache/index{index}/type"] = kind
                 files[f"{folder}/cache/index{index}/shared_cpu_list"] = self._numbers(**sharing)
-        for address, node_told in zip(self.gpus, self.gpu_nodes, strict=True):
-            if node_told is not None:
-                files[f"bus/pci/devices/{address}/numa_node"] = str(node_told)
-        told = {sysfs / path: text for path, text in files.items() if not set(path.split("/")) & set(self.silent)}
-        for parent in {file.parent for file in told}:
+        for address, numa_node in zip(self.gpus, self.gpu_nodes, strict=True):
+            if numa_node is not None:
+                files[f"bus/pci/devices/{address}/numa_node"] = str(numa_node)
+        readable = {sysfs / path: text for path, text in files.items() if not set(path.split("/")) & set(self.silent)}
+        for parent in {file.parent for file in readable}:
             parent.mkdir(parents=True, exist_ok=True)
-        for file, text in told.items():
+        for file, text in readable.items():
             file.write_text(text + "\n")
         return sysfs
 

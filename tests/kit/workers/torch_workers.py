@@ -60,7 +60,7 @@ def start(launch: Launcher, launcher: str, script: str, *options: str, python: s
     return job
 
 
-def told_under(launch: Launcher, launcher: str, script: str, *options: str, **settings: str) -> list[str]:
+def reports_under(launch: Launcher, launcher: str, script: str, *options: str, **settings: str) -> list[str]:
     """Runs two workers and returns what they reported; the job must succeed."""
     # A short name, unlike that of the test's folder, because multiprocessing binds sockets there.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as tmp:
@@ -80,11 +80,11 @@ def ours(launch: Launcher, script: str, *options: str, **settings: str) -> list[
     Use this for workers that meet again after a restart: torchrun keeps one store for all attempts, where data of the last
     attempt may make the next one wait forever.
     """
-    return told_under(launch, AELASTIC, script, *options, **settings)
+    return reports_under(launch, AELASTIC, script, *options, **settings)
 
 
 def both(launch: Launcher, script: str, *options: str, **settings: str) -> list[str]:
     """Runs the same script under both launchers, and returns what the workers reported, which must agree."""
-    theirs, told = (told_under(launch, each, script, *options, **settings) for each in (TORCHRUN, AELASTIC))
-    assert told == theirs
-    return told
+    theirs, reported = (reports_under(launch, each, script, *options, **settings) for each in (TORCHRUN, AELASTIC))
+    assert reported == theirs
+    return reported

@@ -38,7 +38,7 @@ def fds_of_a_program() -> list[int]:
     return [int(number) for number in numbers.split()]
 
 
-def told() -> dict[str, Any]:
+def description() -> dict[str, Any]:
     main = sys.modules["__main__"]
     status = dict(line.split(":", 1) for line in text("status").splitlines())
     fds = {
@@ -53,7 +53,7 @@ def told() -> dict[str, Any]:
             name: str(getattr(main, name, "none")) for name in ("__name__", "__file__", "__spec__", "__package__", "__cached__", "__doc__")
         },
         "main loader": str(main.__loader__),
-        "main holds the script": "told" in vars(main),
+        "main holds the script": "self_description" in vars(main),
         "builtins": type(main.__builtins__).__name__,
         "cmdline": text("cmdline").split("\0"),
         "environ": sorted(text("environ").split("\0")[:-1]),
@@ -91,6 +91,6 @@ def told() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def tell() -> None:
+def print_description() -> None:
     """Prints one line on stdout."""
-    os.write(1, (json.dumps(told(), default=str) + "\n").encode())
+    os.write(1, (json.dumps(description(), default=str) + "\n").encode())
