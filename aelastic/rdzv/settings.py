@@ -45,7 +45,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "timeout": ("static", "etcd"),  # torch's name for `join_timeout` in these two
     "read_timeout": ("c10d", "static", "etcd-v2"),
     **dict.fromkeys(("survivor", "is_host"), ("c10d",)),
-    "endpoints": ("c10d", "static"),
+    "endpoints": ("c10d", "static"),  # of older versions: refused, with what to use instead
     "secret_file": BACKENDS,
     **dict.fromkeys(("protocol", "cacert", "ca_cert", "cert", "ssl_cert", "key", "ssl_cert_key"), _ETCD),
     **dict.fromkeys(("user", "password", "password_file", "etcd_prefix"), _ETCD),
@@ -113,8 +113,7 @@ class RendezvousSettings(Record):
     Args:
         backend: `c10d`, `etcd`, `etcd-v2`, `etcd-v3`, `static`, or the name of a torch rendezvous handler.
         endpoint: the rendezvous endpoint, `host:port`, or several separated by commas.  For etcd, these are its
-            members.  For c10d and static, each host serves a store, and a majority is needed; they can also be the
-            addresses of one name, if `endpoints` in `config` gives their number.
+            members.  For c10d and static, each host serves a store, and a majority is needed.
         min_nodes: number of nodes that the job waits for.
         max_nodes: number of nodes that the job uses at most; further nodes wait as spares.
         node_rank: the preferred group rank of this node, which also identifies it when its agent restarts.  With
@@ -171,7 +170,11 @@ class RendezvousSettings(Record):
         # The same rules apply to `torch:c10d`.
         backend = self.backend.removeprefix("torch:")
         if backend in KEYS["endpoints"] and "endpoints" in self.config:
-            self._check_count(str(self.config["endpoints"]))
+            raise InputError(
+                f"rendezvous setting endpoints={self.config['endpoints']}: use --rdzv-endpoint to list the endpoints, "
+                "HOST:PORT of each, separated by commas; a name no longer stands for several hosts",
+                topic="the-endpoint-name-belongs-to-several-hosts",
+            )
         match backend:
             case "static":
                 self._check_static()
@@ -208,23 +211,6 @@ class RendezvousSettings(Record):
         for key in keys:
             if not isinstance(key, str):
                 raise InputError(f"config has the key {key!r}: use a str")
-
-    def _check_count(self, text: str) -> None:
-        if self.backend not in {"c10d", "static"}:
-            raise InputError(
-                f"rendezvous setting endpoints={text} is for c10d and static, not {self.backend}: leave it out"
-            )
-        if not re.fullmatch("[2-9]|[1-9][0-9]{1,2}", text):
-            raise InputError(
-                f"rendezvous setting endpoints={text}: use the number of addresses that the endpoint's name has, "
-                "at least 2"
-            )
-        host = "" if "," in self.endpoint else split_endpoint(self.endpoint, C10D_PORT)[0]
-        if not host or ":" in host or host.rpartition(".")[2].isdecimal():
-            raise InputError(
-                f"rendezvous setting endpoints={text} is for one name with several addresses, not {self.endpoint}: "
-                "leave it out"
-            )
 
     def _check_static(self) -> None:
         if self.min_nodes != self.max_nodes:
@@ -299,12 +285,11 @@ class RendezvousSettings(Record):
     @property
     def endpoint_count(self) -> int:
         """The number of endpoints."""
-        listed = self.endpoint.count(",") + 1
-        return int(self.config.get("endpoints", listed)) if self.backend in KEYS["endpoints"] else listed
+        return self.endpoint.count(",") + 1
 
     @property
     def endpoints(self) -> list[tuple[str, int]]:
-        """Host and port of each listed endpoint; a single entry for one name with several addresses."""
+        """Host and port of each endpoint."""
         return split_endpoints(self.endpoint, C10D_PORT)
 
     @property
