@@ -79,6 +79,7 @@ class Run:
         self._tasks: TaskGroup | None = None
         self._given_up_for: AelasticError | None = None
         self._ready: m.Ready | None = None  # the last one of this node
+        self._queries: Queries | None = None  # until they are needed: the modules take time to import
         self._cordoned = anyio.CancelScope()
         self._error: BaseException | None = None  # of the run, if it ends with one
         self._result: RunResult | None = None  # of the run otherwise
@@ -104,12 +105,14 @@ class Run:
         assert self._result is not None
         return self._result
 
-    @cached_property
+    @property
     def queries(self) -> Queries:
         """Handles queries and requests between this node and the job; created when first needed."""
-        from aelastic.agent.requests.queries import Queries
+        if self._queries is None:
+            from aelastic.agent.requests.queries import Queries
 
-        return Queries(self._settings, self.resources, self._observers.state, self.collect_stacks)
+            self._queries = Queries(self._settings, self.resources, self._observers.state, self.collect_stacks)
+        return self._queries
 
     async def _serve(self, conn: socket.socket) -> None:
         from aelastic.agent.requests.answers import serve
@@ -374,8 +377,8 @@ class Run:
                 self._tasks.start_soon(self._wait_while_cordoned, message, name="cordoned")
         elif isinstance(message, r.Notice | r.Answer):
             self.notices.on_received(message)
-            if isinstance(message, r.Answer) and "queries" in vars(self):  # else nobody waits for it
-                self.queries.on_received(message)
+            if isinstance(message, r.Answer) and self._queries is not None:  # else nobody waits for it
+                self._queries.on_received(message)
         elif isinstance(message, r.Shown):
             self.queries.on_received(message.fetched)
         elif isinstance(message, r.Show):

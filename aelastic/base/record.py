@@ -59,6 +59,11 @@ class Record:
         value.__dict__.update(fields)
         return value
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields that this value was given, without those that have their defaults; not to be changed."""
+        return self.__dict__
+
     def replace(self, **changes: Any) -> Self:
         """Returns a copy with other values in some fields."""
         if not self._names.issuperset(changes):

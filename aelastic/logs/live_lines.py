@@ -5,12 +5,14 @@ row that changes, and goes above with its last state when its newline comes.  Se
 below its own bar and comes back (`ESC [ A`, as tqdm does for nested bars).  A row is final when the worker writes below
 it without coming back.
 
-Only text that a carriage return has overwritten is left out.  A line too long for a row is shown as it comes.
-`terminal` uses this module to measure texts and cut them to a row's width.
+A row shows the text behind its last carriage return, and that is what goes above: text before it is left out.  A line
+too long for a row is shown as it comes.
+`terminal` uses this module to cut texts to a row's width.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -24,63 +26,31 @@ ROWS_MAX = 16
 _TOKENS = re.compile(rb"(\n|\r|\x1b\[\d{0,4}A)")
 # The beginning of a control sequence whose end has not arrived yet.
 _TORN = re.compile(rb"\x1b(?:\[\d{0,4})?\Z")
-# Control sequences of ECMA-48, including operating system commands (titles, links); and colours.
+# Control sequences of ECMA-48, including operating system commands (titles, links).
 _CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?|[\x00-\x1f\x7f-\x9f]"
 )
-_COLOUR = re.compile(r"\x1b\[[\d;:]*m")
-_ERASES = (b"\x1b[K", b"\x1b[0K", b"\x1b[2K", b"\x1b[J")
-# Wider than any other text.
-_ALL = 1 << 30
 
 
 class Row:
-    """An open line: its text, and longer texts before a carriage return, whose ends are still visible behind it."""
+    """An open line."""
 
     def __init__(self, text: bytes = b"") -> None:
-        self._frames = [text]
-        self.is_bar = False  # text has been overwritten, or begins behind a carriage return
-
-    @property
-    def is_text(self) -> bool:
-        """Whether no carriage return has come."""
-        return len(self._frames) == 1 and not self.is_bar
+        self.text = text
+        self.is_bar = False  # a carriage return has come
+        self._is_returned = False  # it came last: the next text replaces this one
 
     @property
     def is_blank(self) -> bool:
-        return not any(frame.strip() for frame in self._frames)
-
-    def __len__(self) -> int:
-        return len(self._frames[-1])
+        return not _plain(self.text).strip()
 
     def add(self, text: bytes) -> None:
-        self.is_bar |= len(self._frames) > 1
-        self._frames[-1] += text
+        self.text = text if self._is_returned else self.text + text
+        self._is_returned = False
 
     def rewind(self) -> None:
         """Moves to the first column, where the next text begins."""
-        self._drop_covered()
-        if self._frames[-1]:
-            self._frames.append(b"")
-        elif len(self._frames) == 1:
-            self.is_bar = True
-
-    def _drop_covered(self) -> None:
-        frames = self._frames
-        while len(frames) > 1 and width_of(frames[-1]) >= width_of(frames[-2]):
-            del frames[-2]
-        if len(frames) == 1 and self.is_bar and not frames[0].strip(b" "):
-            frames[0] = b""  # an erased bar
-
-    def line(self, prefix: bytes) -> bytes:
-        """Returns the bytes that make a terminal show the row; without its newline."""
-        self._drop_covered()
-        return b"\r".join(prefix + frame if frame or not at else b"" for at, frame in enumerate(self._frames))
-
-    def text(self) -> str:
-        """Returns the visible text."""
-        self._drop_covered()
-        return overlaid([frame.decode(errors="replace") for frame in self._frames])
+        self.is_bar = self._is_returned = True
 
 
 class LiveLines:
@@ -115,7 +85,7 @@ class LiveLines:
     def rows(self) -> Sequence[str]:
         """The rows to draw below."""
         label = (self._prefix or self._label).decode(errors="replace")
-        return [label + row.text() for row in self._rows if not row.is_blank]
+        return [label + row.text.decode(errors="replace") for row in self._rows if not row.is_blank]
 
     def name_process(self, pid: bytes) -> None:
         """Completes the prefix, once the worker has been started."""
@@ -130,7 +100,7 @@ class LiveLines:
 
     @property
     def _is_plain(self) -> bool:
-        return not self._rows or (len(self._rows) == 1 and self._rows[0].is_text)
+        return not self._rows or (len(self._rows) == 1 and not self._rows[0].is_bar)
 
     def feed(self, data: bytes) -> bytes:
         if not data:
@@ -164,7 +134,7 @@ class LiveLines:
         shown: list[bytes] = []
         lines, newline, tail = data.rpartition(b"\n")
         if newline:
-            head = self._rows[0].line(b"") if self._rows else b""
+            head = self._rows[0].text if self._rows else b""
             shown.append(b"" if self._raw is not None else self._prefix)
             shown += [head, lines.replace(b"\n", b"\n" + self._prefix) if self._prefix else lines, b"\n"]
             self._rows, self._at, self._raw = [], 0, None
@@ -195,11 +165,12 @@ class LiveLines:
         if not self._rows:
             return
         row = self._rows[-1]
-        is_passed = not self._holds_text and len(self._rows) == 1 and row.is_text and len(row) > 0
-        if len(row) > ROW_BYTES_MAX or is_passed:
+        is_long = len(row.text) > ROW_BYTES_MAX
+        is_passed = not self._holds_text and len(self._rows) == 1 and not row.is_bar and row.text != b""
+        if is_long or is_passed:
             self._commit(len(self._rows) - 1, shown)
-            shown.append(row.line(self._prefix))
-            self._raw = b"" if len(row) > ROW_BYTES_MAX else row.line(b"")
+            shown.append(self._prefix + row.text)
+            self._raw = b"" if is_long else row.text
             self._rows, self._at = [], 0
 
     # Emulates the worker's terminal.
@@ -236,7 +207,7 @@ class LiveLines:
 
     def _commit(self, count: int, shown: list[bytes]) -> None:
         """Shows the first rows, which are final, above."""
-        shown += [row.line(self._prefix) + b"\n" for row in self._rows[:count]]
+        shown += [self._prefix + row.text + b"\n" for row in self._rows[:count]]
         if count:
             self._comes_back = False
         del self._rows[:count]
@@ -255,7 +226,7 @@ class LiveLines:
             has_last = self._passes and not is_ended  # as the worker left it: its newline is missing
             self._commit(len(self._rows) - has_last, shown)
             if has_last:
-                shown.append(self._rows[0].line(b""))
+                shown.append(self._rows[0].text)
                 self._rows, self._raw = [], b""
         elif not self._passes and self.is_open:
             shown.append(b"\n")
@@ -277,15 +248,12 @@ def _only_ends_lines(data: bytes) -> bool:
 
 def width_of(text: bytes) -> int:
     """Returns how many columns a text covers."""
-    if text.isascii() and b"\x1b" not in text:
-        return len(text)
-    if any(erases in text for erases in _ERASES):
-        return _ALL
-    return _columns(_CONTROL.sub("", text.decode(errors="replace")))
-
-
-def _columns(plain: str) -> int:
+    plain = _plain(text)
     return len(plain) if plain.isascii() else sum(map(_width, plain))
+
+
+def _plain(text: bytes) -> str:
+    return _CONTROL.sub("", text.decode(errors="replace"))
 
 
 def _width(character: str) -> int:
@@ -294,45 +262,11 @@ def _width(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
-def overlaid(texts: Sequence[str]) -> str:
-    """Returns the visible text after each text was written over the one before."""
-    *below, seen = texts
-    for text in reversed(below):
-        plain = _CONTROL.sub("", text)
-        if not seen:
-            seen = text
-        elif (covered := _columns(_CONTROL.sub("", seen))) < len(plain):
-            seen += plain[covered:]
-    return seen
-
-
 def cut_to(text: str, columns: int) -> bytes:
-    """Returns as much of a text as fits into a row, with its colours but no other control sequence."""
-    kept: list[str] = []
-    left = columns
-    has_colour = False
-    at = 0
-    for control in _CONTROL.finditer(text):
-        left -= _take(text[at : control.start()], left, kept)
-        at = control.end()
-        if _COLOUR.fullmatch(control[0]):
-            kept.append(control[0])
-            has_colour = True
-        elif control[0] == "\t":
-            left -= _take(" ", left, kept)
-    _take(text[at:], left, kept)
-    return ("".join(kept) + "\x1b[0m" * has_colour).encode(errors="replace")
-
-
-def _take(plain: str, most: int, kept: list[str]) -> int:
-    """Keeps the beginning that fits; returns its width."""
-    taken = 0
+    """Returns as much of a text as fits into a row, without its colours and other control sequences."""
+    plain = _CONTROL.sub("", text.replace("\t", " "))
     if plain.isascii():
-        kept.append(plain[:most])
-        return min(most, len(plain))
-    for character in plain:
-        if taken + _width(character) > most:
-            break
-        kept.append(character)
-        taken += _width(character)
-    return taken
+        return plain[:columns].encode()
+    ends = itertools.accumulate(map(_width, plain))
+    fitting = itertools.takewhile(lambda end: end <= columns, ends)
+    return plain[: sum(1 for _ in fitting)].encode(errors="replace")

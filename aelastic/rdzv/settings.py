@@ -6,12 +6,11 @@ with the back ends that use each; other back ends ignore the key, whatever its v
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from types import MappingProxyType, NoneType
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from aelastic.base.setting import (
@@ -20,6 +19,7 @@ from aelastic.base.setting import (
     MAPPING,
     NAME,
     NOT_NEGATIVE,
+    PATH,
     REQUIRED,
     SECONDS,
     STR,
@@ -111,11 +111,7 @@ KEYS: dict[str, Key] = {
         is_time=True,
         is_for_any=True,
     ),
-    "endpoints": Key(
-        ("c10d", "static"),
-        "the [number of addresses](#one-name-with-several-addresses) of the endpoint's name, each of a host that "
-        "serves a store",
-    ),
+    "endpoints": Key(("c10d", "static")),  # of older versions: refused, with what to use instead
     "read_timeout": Key(
         ("c10d", "static", "etcd-v2"),
         "c10d, static: seconds within which a store that accepts connections must answer",
@@ -256,7 +252,6 @@ def read_admit(text: str) -> float:
 
 _NODES = rule(lambda value: isinstance(value, Integral), "use an int")
 _RANK = optional(_NODES, rule(lambda rank: rank >= 0, "count from 0"))
-_SECRET = rule(lambda value: isinstance(value, str | os.PathLike | NoneType), "use a path, or None")
 
 
 @dataclass(frozen=True)
@@ -280,8 +275,7 @@ class RendezvousSettings:
         "",
         STR,
         "the rendezvous endpoint, `host:port`, or several separated by commas.  For etcd, these are its members.  For "
-        "c10d and static, each host serves a store, and a majority is needed; they can also be the addresses of one "
-        "name, if `endpoints` in `config` gives their number.",
+        "c10d and static, each host serves a store, and a majority is needed.",
         of_torchrun("--rdzv-endpoint", str.strip, "HOST:PORT",
             "where the nodes meet, the same on every node; separate several with commas"),
     )  # fmt: skip
@@ -320,7 +314,7 @@ class RendezvousSettings:
     endpoint_from: str = setting("", STR, "the environment variable that gave the endpoint, for messages; empty: none")
     secret_file: str | None = setting(
         None,
-        _SECRET,
+        optional(PATH),
         "file with the job's secret, one or two lines of at least 32 bytes; agents without it can neither join nor end "
         "the job.  Same as `secret_file` in `config`.",
         own("--secret-file", str, "PATH",
@@ -369,7 +363,11 @@ class RendezvousSettings:
         # The same rules apply to `torch:c10d`.
         backend = self.backend.removeprefix("torch:")
         if backend in KEYS["endpoints"].backends and "endpoints" in self.config:
-            self._check_count(str(self.config["endpoints"]))
+            raise InputError(
+                f"rendezvous setting endpoints={self.config['endpoints']}: use --rdzv-endpoint to list the endpoints, "
+                "HOST:PORT of each, separated by commas; a name no longer stands for several hosts",
+                topic="the-endpoint-name-belongs-to-several-hosts",
+            )
         match backend:
             case "static":
                 self._check_static()
@@ -405,23 +403,6 @@ class RendezvousSettings:
         for key in keys:
             if not isinstance(key, str):
                 raise InputError(f"config has the key {key!r}: use a str")
-
-    def _check_count(self, text: str) -> None:
-        if self.backend not in {"c10d", "static"}:
-            raise InputError(
-                f"rendezvous setting endpoints={text} is for c10d and static, not {self.backend}: leave it out"
-            )
-        if not re.fullmatch("[2-9]|[1-9][0-9]{1,2}", text):
-            raise InputError(
-                f"rendezvous setting endpoints={text}: use the number of addresses that the endpoint's name has, "
-                "at least 2"
-            )
-        host = "" if "," in self.endpoint else split_endpoint(self.endpoint, C10D_PORT)[0]
-        if not host or ":" in host or host.rpartition(".")[2].isdecimal():
-            raise InputError(
-                f"rendezvous setting endpoints={text} is for one name with several addresses, not {self.endpoint}: "
-                "leave it out"
-            )
 
     def _check_static(self) -> None:
         if self.min_nodes != self.max_nodes:
@@ -496,12 +477,11 @@ class RendezvousSettings:
     @property
     def endpoint_count(self) -> int:
         """The number of endpoints."""
-        listed = self.endpoint.count(",") + 1
-        return int(self.config.get("endpoints", listed)) if self.backend in KEYS["endpoints"].backends else listed
+        return self.endpoint.count(",") + 1
 
     @property
     def endpoints(self) -> list[tuple[str, int]]:
-        """Host and port of each listed endpoint; a single entry for one name with several addresses."""
+        """Host and port of each endpoint."""
         return split_endpoints(self.endpoint, C10D_PORT)
 
     @property

@@ -20,6 +20,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from aelastic.training import torch_private
+from aelastic.training.late import Late
 
 NO_STEP = -1
 _MODE = attrgetter("training")  # quicker than a comprehension: it reads each module in each step
@@ -331,8 +332,7 @@ def _is_small(buffer: torch.Tensor) -> bool:
 def made(objects: Sequence[Any]) -> Iterator[Any]:
     """Yields the objects, with each `Late` one replaced by the object that the framework has made."""
     for each in objects:
-        late = getattr(each, "made", None)
-        yield each if late is None else late
+        yield each.made if isinstance(each, Late) and each.made is not None else each
 
 
 def modules_of(objects: Sequence[Any]) -> Iterator[torch.nn.Module]:

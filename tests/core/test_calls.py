@@ -87,7 +87,7 @@ async def test_so_is_what_is_awaited() -> None:
         ({"config": "lease=3"}, "config is 'lease=3': use a dict"),
         ({"config": {3: "3"}}, "config has the key 3: use a str"),
         ({"config": {"lease": []}}, "rendezvous setting lease=[]: use a number above 0"),
-        ({"secret_file": 3}, "secret_file is 3: use a path, or None"),
+        ({"secret_file": 3}, "secret_file is 3: use a Path, or None"),
         ({"admit_s": "3"}, "admit_s is '3': use a number"),
         ({"bind_all": "no"}, "bind_all is 'no': use a bool"),
     ],

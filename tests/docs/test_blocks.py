@@ -410,7 +410,6 @@ BLOCKS: dict[str, list[Run | Checked]] = {
     "docs/reference/rendezvous.md": [
         NODES,
         Checked("options for each of three hosts, which tests/nodes/test_several_endpoints.py has", lambda block: read_launch("", block.text)),
-        Checked("options of hosts in DNS, which tests/nodes/test_several_endpoints.py has", lambda block: read_launch("", block.text)),
         Run(code=1),
         Run(FENCE, "import sys\n" + OVERTAKEN),
         NODES,

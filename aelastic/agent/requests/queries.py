@@ -210,7 +210,7 @@ class Queries:
         if (failure := status["last_failure"]) is not None:
             del failure["traceback"], failure["stack"]
         agreed = self._resources.link.agreed
-        rendezvous = None if agreed is None else vars(agreed)
+        rendezvous = None if agreed is None else agreed.given
         return {**status, "leads": self._resources.link.coordinates, "rendezvous": rendezvous}
 
     async def own_ends(self) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from aelastic.cli.doctor.finding import Finding
 from aelastic.cli.doctor.secret_checks import check_access, secret_of
 from aelastic.errors import AelasticError, RendezvousConnectionError
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.rdzv.stores.endpoints import Endpoint, RefusedError, addresses_of, endpoints_of, local_address_of, probe
+from aelastic.rdzv.stores.endpoints import Endpoint, RefusedError, addresses_of, local_address_of, probe
 from aelastic.rdzv.stores.register_cells import MARK, cell_from_bytes
 from aelastic.rdzv.stores.tcp_store import TcpStore, run_key
 
@@ -41,11 +41,8 @@ async def _check_nothing(backend: str) -> AsyncIterator[Finding]:
 async def _check_stores(
     settings: RendezvousSettings, run_id: str, environ: Mapping[str, str]
 ) -> AsyncIterator[Finding]:
-    try:
-        endpoints = await endpoints_of(replace(settings, endpoint=settings.endpoint or "localhost"))
-    except AelasticError as error:
-        yield Finding("error", f"endpoint {settings.endpoint}", str(error))
-        return
+    settings = replace(settings, endpoint=settings.endpoint or "localhost")
+    endpoints = [Endpoint(*each) for each in settings.endpoints]
     store, text = TcpStore(endpoints[0], run_id, environ, ANSWER_TIMEOUT_S), b""
     try:
         for endpoint in endpoints:
@@ -92,7 +89,7 @@ async def _check_store(store: TcpStore, settings: RendezvousSettings) -> Finding
         words = f"{finding.words}; no other host can reach it at {own}: use a name that other hosts resolve"
         return finding.replace(level="warning", words=words)
     if len({family for family, _ in found}) < len(found):
-        words = f"{finding.words}; if they belong to several hosts, list each, or use --rdzv-conf endpoints=N"
+        words = f"{finding.words}; if they belong to several hosts, list each of them"
         return finding.replace(level="warning", words=words)
     return finding
 

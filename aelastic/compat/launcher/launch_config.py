@@ -313,7 +313,7 @@ def _rendezvous_fields(config: LaunchConfig) -> dict[str, Any]:
     host = port = rank = None
     if backend.removeprefix("torch:") == "static":
         rank = _node_rank(more.pop("rank", None))
-        host, port = (None, None) if "," in endpoint or "endpoints" in more else split_endpoint(endpoint)
+        host, port = (None, None) if "," in endpoint else split_endpoint(endpoint)
     elif backend in BACKENDS and "rank" in more:
         rank = _node_rank(more.pop("rank"))
     if not endpoint:

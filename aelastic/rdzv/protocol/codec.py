@@ -146,7 +146,7 @@ def _fields_of(value: Any) -> dict[str, Any]:
     if isinstance(value, ProcessFailure):
         return value.shared
     if isinstance(value, Record):
-        fields, defaults = value.__dict__, type(value).defaults
+        fields, defaults = value.given, value.defaults
         if len(defaults) <= FEW_DEFAULTS or len(fields) <= len(value.required):
             return fields
         return {name: each for name, each in fields.items() if defaults.get(name, _NO_DEFAULT) is not each}

@@ -84,10 +84,6 @@ class C10dStore(Store):
         self._has_looked_around = False
         self._is_bind_all, self._has_others = settings.bind_all, settings.max_nodes > 1
 
-    def is_at(self, endpoint: Endpoint) -> None:
-        """Sets the endpoint that replaces the given name, before the first operation."""
-        self._client.endpoint = endpoint
-
     async def open(self) -> None:
         """Serves the store if this agent can, otherwise connects to it; never waits for another agent to serve it."""
         await self._reach(may_serve=True)
@@ -183,7 +179,7 @@ class C10dStore(Store):
         if others:
             _log.warning(
                 "the rendezvous endpoint %s is this host and others (%s), whose agents would form separate jobs: list "
-                "one endpoint for each host, separated by commas, or use --rdzv-conf endpoints=N",
+                "one endpoint for each host, separated by commas",
                 self._client.endpoint, ", ".join(others), extra={"topic": "the-endpoint-name-belongs-to-several-hosts"},
             )  # fmt: skip
 

@@ -19,7 +19,6 @@ from aelastic.base.host.ports import is_loopback
 from aelastic.base.record import Record
 from aelastic.errors import InputError, RendezvousConnectionError
 from aelastic.rdzv.protocol.addresses import plain_address
-from aelastic.rdzv.settings import RendezvousSettings
 
 # For a name server when nothing is urgent; agents of a job use `look_up_limit_s`.
 RESOLVE_TIMEOUT_S = 10.0
@@ -53,38 +52,6 @@ class Way(Record):
 def look_up_limit_s(lease_s: float) -> float:
     """Returns how long an agent waits for a name server: short enough to connect, and to try again, within a lease."""
     return lease_s / 4
-
-
-async def endpoints_of(settings: RendezvousSettings, within_s: float = RESOLVE_TIMEOUT_S) -> list[Endpoint]:
-    """Returns the endpoints as the user listed them, or one for each address of a name that must have several.
-
-    These are IPv4 addresses if there are any.  DNS learns of the addresses one by one, so agents that chose the family
-    with enough of them would not all choose the same one.
-
-    Raises:
-        RendezvousConnectionError: the name does not have all of them yet.
-        InputError: it has more, or the host name is invalid.
-    """
-    endpoints, count = [Endpoint(*each) for each in settings.endpoints], settings.endpoint_count
-    if len(endpoints) == count:
-        return endpoints
-    (named,) = endpoints
-    found = await addresses_of(named, within_s)
-    family = socket.AF_INET if any(each == socket.AF_INET for each, _ in found) else socket.AF_INET6
-    addresses = sorted({str(sockaddr[0]) for each, sockaddr in found if each == family})
-    if len(addresses) == count:
-        return [Endpoint(address, named.port) for address in addresses]
-    kind, listed = "IPv4" if family == socket.AF_INET else "IPv6", ", ".join(addresses)
-    if len(addresses) > count:
-        raise InputError(
-            f"the rendezvous endpoint {named} has {len(addresses)} {kind} addresses ({listed}), more than "
-            f"endpoints={count}: use their number, or list the hosts",
-            topic="the-number-of-addresses-is-wrong",
-        )
-    raise RendezvousConnectionError(
-        f"the rendezvous endpoint {named} has {len(addresses)} of {count} {kind} addresses ({listed})",
-        topic="the-number-of-addresses-is-wrong",
-    )
 
 
 async def local_addresses_of(endpoint: Endpoint, within_s: float = RESOLVE_TIMEOUT_S) -> list[str]:

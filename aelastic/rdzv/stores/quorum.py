@@ -22,7 +22,7 @@ from aelastic.errors import InputError, RendezvousConnectionError, RendezvousErr
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores import register_events as ev
 from aelastic.rdzv.stores.c10d import C10dStore, other_list
-from aelastic.rdzv.stores.endpoints import Endpoint, endpoints_of, look_up_limit_s
+from aelastic.rdzv.stores.endpoints import Endpoint
 from aelastic.rdzv.stores.register import LIMIT_S, Register
 from aelastic.rdzv.stores.register_cells import MARK, Cell, cell_from_bytes, cell_to_bytes
 from aelastic.rdzv.stores.store import Store
@@ -54,9 +54,7 @@ class QuorumStore(Store):
         env: Mapping[str, str],
         on_endpoint: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
-        count = settings.endpoint_count
-        self._settings = settings
-        self._endpoints = sorted(str(Endpoint(*each)) for each in settings.endpoints)  # one name, until `open`
+        self._endpoints = sorted(str(Endpoint(*each)) for each in settings.endpoints)
         self._template = StoreTemplate(env)
         self.fork = self._template.fork  # forks a process that has imported torch's store
         self._parts = [
@@ -64,7 +62,7 @@ class QuorumStore(Store):
                 replace(settings, endpoint=name), run_id, env,
                 is_one_of_many=True, may_serve=partial(self._is_free_for, store), fork=self.fork,
             )
-            for store, name in enumerate(self._endpoints * (count // len(self._endpoints)))
+            for store, name in enumerate(self._endpoints)
         ]  # fmt: skip
         self._backend = settings.backend
         self._states = dict.fromkeys(self._endpoints, SILENT)  # why each is missing; "": it answers
@@ -73,6 +71,7 @@ class QuorumStore(Store):
         self._hopeless: RendezvousError | InputError | None = None  # why this agent cannot take part, if so
         self._has_worked = False  # once it has, an endpoint with another server is treated like one that is away
         limit_s = min(LIMIT_S, settings.lease_s / 2)
+        count = len(self._endpoints)
         self._register = Register(count, os.urandom(8).hex(), limit_s)
         self._mailbox: Mailbox[ev.Event] = Mailbox()
         self._lock = anyio.Lock()  # one operation at a time
@@ -101,12 +100,7 @@ class QuorumStore(Store):
     # The cell.
 
     async def open(self) -> None:
-        if len(self._endpoints) < len(self._parts):
-            endpoints = sorted(await endpoints_of(self._settings, look_up_limit_s(self._settings.lease_s)), key=str)
-            for part, endpoint in zip(self._parts, endpoints, strict=True):
-                part.is_at(endpoint)
-            self._endpoints = [str(endpoint) for endpoint in endpoints]
-            self._states = dict.fromkeys(self._endpoints, SILENT)
+        """Does nothing: each operation connects to the endpoints, or serves one of them."""
 
     async def get(self) -> bytes:
         return await self._insist(ev.Asked())
@@ -115,7 +109,6 @@ class QuorumStore(Store):
         return await self._insist(ev.Asked(expected, new))
 
     async def _insist(self, asked: ev.Asked) -> bytes:
-        await self.open()
         is_one_back = self._is_one_back
         try:
             return await self._ask(asked)
