@@ -20,7 +20,7 @@ READERS = (
     "aelastic.settings",
 )  # fmt: skip
 # What these return is what to use instead of a value; the others give it as the last argument of `rule`.
-REMEDIES = ("aelastic.diagnose.hangs.options", "aelastic.settings")
+REMEDIES = ("aelastic.base.setting", "aelastic.diagnose.hangs.options", "aelastic.settings")
 # In the rendezvous, what says why a round or a job ends, or a node or a connection is refused.
 VERDICTS = {"Lost", "Refused", "_succeeded", "_refuse", "_drop", "_lose_quorum"}
 # Makes the sentences about decisions.
