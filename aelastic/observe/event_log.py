@@ -277,7 +277,7 @@ class Records:
                 fields.pop("traceback", None)
             case _:
                 pass
-        return {**self._frame(ev.name_of(type(event).__name__), time, now), **fields}
+        return {**self._frame(ev.name_of(type(event).__name__), time, now), "stimulus": event.stimulus, **fields}
 
     def lost(self, count: int, reason: str, time: str, now: float) -> Json:
         """Returns the record that marks missing ones."""

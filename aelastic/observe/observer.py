@@ -17,6 +17,7 @@ from aelastic.base.loop.mailbox import Mailbox
 from aelastic.observe import run_events as ev
 from aelastic.observe.run_events import RunEnded, RunEvent
 from aelastic.observe.run_state import RunState
+from aelastic.observe.stimuli import Stimuli
 from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.decisions.decision import DecisionKind
 from aelastic.rdzv.protocol.messages import Outcome
@@ -68,6 +69,7 @@ class Observers:
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self.state = RunState()
+        self._stimuli = Stimuli()
         self._observers: list[Observer] = []
         self._dropped: set[int] = set()  # by `id`: an observer need not be hashable
         for observer in observers:
@@ -82,7 +84,8 @@ class Observers:
         self._observers.remove(observer)
 
     def tell(self, event: RunEvent, now: float) -> None:
-        """Passes an event to all observers.  Never blocks, never raises."""
+        """Passes an event to all observers, with its stimulus.  Never blocks, never raises."""
+        event = event.caused_by(self._stimuli.of(event))
         observers: tuple[RunState | Observer, ...] = (self.state, *self._observers)
         for observer in observers:
             if id(observer) not in self._dropped:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from aelastic.base.record import Record
 from aelastic.diagnose.failures.failure import ProcessFailure
@@ -47,7 +47,19 @@ RestartCause: TypeAlias = Literal["failure", "membership"]
 
 
 class RunEvent(Record):
-    """Something that happened in a run: base class of the events below."""
+    """Something that happened in a run: base class of the events below.
+
+    Its `stimulus` names what set it off (`stimuli`): the events of one restart have the same one, on all nodes.  It is
+    empty for an event that observers have not been given yet, and for one that nothing set off.
+    """
+
+    stimulus = ""  # not a field of the events: it comes with each of them
+
+    def caused_by(self, stimulus: str) -> Self:
+        """Returns the event with its stimulus."""
+        event = self.replace()
+        event.__dict__["stimulus"] = stimulus
+        return event
 
 
 class RunBegan(RunEvent):

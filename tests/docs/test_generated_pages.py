@@ -85,7 +85,11 @@ def test_a_duration_in_the_reference_of_metrics_is_not_called_a_point_in_time() 
 
 def test_the_reader_imports_nothing_of_the_package() -> None:
     for path in Path(generate_docs.__file__).parent.glob("*.py"):
-        if path.name in {"cli_page.py", "metrics_page.py", "rdzv_conf_page.py"}:  # tables of values, made without torch and without a loop
+        if path.name in {
+            "cli_page.py",
+            "metrics_page.py",
+            "rdzv_conf_page.py",
+        }:  # tables of values, made without torch and without a loop
             continue
         assert "\nfrom aelastic" not in path.read_text() and "\nimport aelastic" not in path.read_text()
 

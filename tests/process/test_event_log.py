@@ -144,7 +144,8 @@ def test_every_run_event_is_a_record_of_the_schema() -> None:
 def test_the_schema_refuses_a_record_with_a_field_too_many_or_too_few(event: ev.RunEvent) -> None:
     record = json.loads(json.dumps(Records().record(event, rfc3339(0), 1.5)))
     assert VALIDATOR.is_valid(record) and not VALIDATOR.is_valid({**record, "more": 1})
-    optional = {"rank", "local_rank"} if isinstance(event, ev.PhaseTook) else set()
+    optional = {"stimulus"}  # logs of versions before 0.2 lack it
+    optional |= {"rank", "local_rank"} if isinstance(event, ev.PhaseTook) else set()
     for name in record.keys() - optional:
         assert not VALIDATOR.is_valid({key: value for key, value in record.items() if key != name}), name
 
@@ -217,6 +218,7 @@ async def test_a_crash_and_a_restart_are_told_with_all_they_took(tmp_path: Path)
     passed_s = (changes[-1]["monotonic_ns"] - changes[0]["monotonic_ns"]) / 1e9
     assert sum(duration_s for name, duration_s in took if name != "detect") == pytest.approx(passed_s), "end to end"
     assert (records[-1]["state"], records[-1]["failure"]) == ("SUCCEEDED", None)
+    assert list(dict.fromkeys(record["stimulus"] for record in records)) == ["start", "1-failure-0", "2-all_succeeded"]
     assert {record["generation"] for record in records} == {None, 1, 2}
 
 
@@ -524,6 +526,13 @@ def test_two_nodes_tell_one_story(launch: Launcher) -> None:
         agent: [each["cause"] for each in events(records, "restarting")] for agent, records in records_of_node.items()
     }
     assert restarts == {first: ["membership", "failure", "membership"], second: ["failure"]}
+    (of_failure,) = [
+        {each["stimulus"] for each in events(records, "restarting") if each["cause"] == "failure"}
+        for records in records_of_node.values()
+    ][:1]
+    for records in records_of_node.values():
+        begun = [each["round"] for each in events(records, "workers_started") if each["stimulus"] in of_failure]
+        assert begun == [together.number % 1000 + 1], "both nodes name what set off the next round, and alike"
     failed = [
         record
         for agent in records_of_node

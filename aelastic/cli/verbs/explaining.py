@@ -31,8 +31,9 @@ from aelastic.rdzv.ledger import NONE, Ledger, Reached
 from aelastic.rdzv.restart_policy import End, RestartPolicy, cause_of
 from aelastic.rdzv.restart_rules import Rule, parse
 from aelastic.settings import read_policy
+from aelastic.tools.timeline.chain import as_json, chains_of
 from aelastic.tools.timeline.files import read_all
-from aelastic.tools.timeline.reader import Entry, recovered_in
+from aelastic.tools.timeline.reader import Entry, Log, offsets_of, recovered_in
 
 Json = dict[str, Any]
 
@@ -44,6 +45,7 @@ class RecordedEnd(NamedTuple):
     decision: Decision | None
     at: float
     has_failed: bool
+    stimulus: str  # "" in logs of older versions
 
 
 class Round:
@@ -54,6 +56,7 @@ class Round:
         self.generation, self.started = number, None  # type: int, float | None
         self.reason, self.is_over, self.step = "", False, NONE
         self.decision: Decision | None = None  # None in logs of older versions
+        self.stimulus = ""  # of its end
         self._has_failed = False  # for these
         self._last_steps: dict[str, int] = {}  # by node
         self._ends: dict[bool, RecordedEnd] = {}  # the first records of a restart, and of the job's end
@@ -84,7 +87,8 @@ class Round:
                     self.failures.setdefault(failure.rank, failure)
                 if reason := entry.text("reason"):
                     has_failed = entry.text("cause") == "failure" or record.get("failure") is not None
-                    end = RecordedEnd(reason, from_json(record.get("decision")), at, has_failed)
+                    decision, stimulus = from_json(record.get("decision")), entry.text("stimulus")
+                    end = RecordedEnd(reason, decision, at, has_failed, stimulus)
                     self._ends.setdefault(event != "restarting", end)
                 self._is_left_in_place |= event == "restarting" and record.get("in_place") is True
             case "not_recovered":
@@ -108,7 +112,7 @@ class Round:
         """Chooses the round's end once all is read: a node without later rounds also records the job's end for it."""
         if self._ends:
             end = self._ends.get(is_last) or self._ends[not is_last]
-            self.reason, self.decision, self.ended, self._has_failed = end
+            self.reason, self.decision, self.ended, self._has_failed, self.stimulus = end
             self.is_over = is_last and True in self._ends
 
     @property
@@ -162,7 +166,7 @@ def run_policy(argv: Sequence[str]) -> int:
         rules = parse(text) if text else None
     except ValueError as error:  # a `RuleError` is one
         raise InputError(f"--restart-policy {args.restart_policy}: {error}") from None
-    rounds, budget = _read_rounds(args.events)
+    rounds, budget = _rounds_in(_read_logs(args.events))
     rounds = [each for each in rounds if each.reason]
     if rules is not None:
         asyncio.run(_compare(rounds, rules))
@@ -178,11 +182,16 @@ def read_ends(path: Path) -> list[Json]:
     Raises:
         InputError: there is no record of one run.
     """
-    rounds, _ = _read_rounds([path])
+    logs = _read_logs([path])
+    rounds, _ = _rounds_in(logs)
+    chains = chains_of(logs, offsets_of(logs)[0])
     starts = [each.started for each in rounds[1:]]
-    ends = [each.end(again) for each, again in zip(rounds, [*starts, None], strict=False) if each.reason]
+    ended = [(each, again) for each, again in zip(rounds, [*starts, None], strict=False) if each.reason]
     now = datetime.now(UTC)
-    return describe_ends(ends, now.timestamp(), now)
+    found = describe_ends([each.end(again) for each, again in ended], now.timestamp(), now)
+    for end, (round_, _) in zip(reversed(found), ended, strict=True):
+        end["chain"] = as_json(chains.get(round_.stimulus, []))
+    return found
 
 
 class Rounds:
@@ -214,19 +223,28 @@ class Rounds:
             self.found.setdefault(number, Round(number, entry.wall)).take(entry)
 
 
-def _read_rounds(paths: Sequence[Path]) -> tuple[list[Round], int]:
-    """Returns the rounds of a run, and its restart budget."""
-    rounds, runs = Rounds(), dict[str, None]()
+def _read_logs(paths: Sequence[Path]) -> list[Log]:
+    """Returns the logs of a run.
+
+    Raises:
+        InputError: there is no record, or there are records of several runs.
+    """
     with ProgressLine() as progress:
         logs = read_all(paths, progress.show)
-    for entry in (entry for log in logs for entry in log.entries):
-        runs[entry.text("run_id")] = None
-        with suppress(ValueError):  # skip the record; keep the rest
-            rounds.take(entry)
+    runs = dict.fromkeys(entry.text("run_id") for log in logs for entry in log.entries)
     if len(runs) > 1:
         raise InputError(f"these are logs of {len(runs)} runs: name those of one: {', '.join(list(runs)[:5])}")
     if not runs:
         raise InputError(f"{', '.join(map(str, paths))}: no record of a run")
+    return [log for log in logs if log.entries]
+
+
+def _rounds_in(logs: Sequence[Log]) -> tuple[list[Round], int]:
+    """Returns the rounds of a run, and its restart budget."""
+    rounds = Rounds()
+    for entry in (entry for log in logs for entry in log.entries):
+        with suppress(ValueError):  # skip the record; keep the rest
+            rounds.take(entry)
     found = [each for _, each in sorted(rounds.found.items())]
     for each in found:
         each.settle(is_last=each is found[-1])

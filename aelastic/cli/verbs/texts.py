@@ -149,7 +149,14 @@ def _end(end: JsonObject) -> str:
         lines.append(f"  done     round {recovered['round']} continues in place: {recovered['text']}")
     elif end["again_s"] is not None:
         lines.append(f"  done     workers ran again after {end['again_s']:.2f} s")
+    chain = end.get("chain", ())  # from event logs only
+    for place, link in enumerate(chain if failure is not None else ()):
+        lines.append(f"  {'' if place else 'steps':8} {_moment(link['after_s']):<9} {link['text']} ({link['where']})")
     return "\n".join(lines)
+
+
+def _moment(after_s: float) -> str:
+    return f"+{after_s * 1e3:.0f} ms" if after_s < 1 else f"+{after_s:.2f} s"
 
 
 def stacks(found: Mapping[str, str], compared: str) -> str:

@@ -184,8 +184,20 @@ def _card(restart: Restart, story: Story) -> str:
         "</p>"
         '<div class="scroll"><table><thead><tr><th>node</th>'
         f'<th class="falls">0<span>{duration(restart.took_s)}</span></th>{heads}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div></section>"
+        f"<tbody>{rows}</tbody></table></div>{_chain(restart)}</section>"
     )
+
+
+def _chain(restart: Restart) -> str:
+    """Returns what happened, in order, over all nodes."""
+    if not restart.chain:
+        return ""
+    links = "".join(
+        f"<tr><td>+{duration(each.after_s)}</td><td class='left'>{_cut(each.text)}</td>"
+        f"<td class='left'>{safe(each.where)}</td></tr>"
+        for each in restart.chain
+    )
+    return f"<details><summary>What happened, step by step</summary><table><tbody>{links}</tbody></table></details>"
 
 
 def _share(share: Share, restart: Restart, story: Story) -> str:

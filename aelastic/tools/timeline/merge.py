@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from aelastic.observe.time_spent import GAP_S, TimeSpent
+from aelastic.tools.timeline.chain import Link, chains_of
 from aelastic.tools.timeline.model import (
     CLOSING_WORDS,
     RESTART_PHASES,
     Block,
+    Followed,
     NodeStory,
     Recovery,
     Restart,
@@ -44,7 +46,7 @@ def story_from(logs: Sequence[Log]) -> Story:
     for node in nodes:
         if count[node.name] > 1:  # agents of one host also get their pid
             node.name = f"{node.name} · {node.pid}"
-    restarts = _restarts(nodes, length)
+    restarts = _restarts(nodes, length, chains_of(logs, offsets))
     ended = [node for node in nodes if node.closing == "ended"]
     last = max(ended, key=lambda node: node.ends, default=None)
     is_over = last is not None and all(node.closing in {"ended", "cut off"} or node.gone_by < length for node in nodes)
@@ -78,7 +80,7 @@ def _bound_open_ends(nodes: Sequence[NodeStory], length: float) -> None:
             node.gone_by = min(later, default=still)
 
 
-def _restarts(nodes: Sequence[NodeStory], length: float) -> list[Restart]:
+def _restarts(nodes: Sequence[NodeStory], length: float, chains: Mapping[str, Sequence[Link]]) -> list[Restart]:
     over = sorted({number for node in nodes for number in node.notices})
     rounds = sorted({number for node in nodes for number in node.formed})
     failures = _failures(nodes)
@@ -114,8 +116,12 @@ def _restarts(nodes: Sequence[NodeStory], length: float) -> list[Restart]:
         recovery = _recovery(nodes, next_round)
         in_place = first.in_place and (recovery is not None or not is_over)
         known = place + 1, number, next_round, first.cause, first.reason, culprit, start, end, is_over, tuple(shares)
-        restarts.append(Restart(*known, in_place, recovery))
+        restarts.append(Restart(*known, in_place, recovery, _followed(chains.get(first.stimulus, ()))))
     return restarts
+
+
+def _followed(chain: Sequence[Link]) -> tuple[Followed, ...]:
+    return tuple(Followed(link.at - chain[0].at, link.text, link.where) for link in chain)
 
 
 def _recovery(nodes: Sequence[NodeStory], number: int | None) -> Recovery | None:

@@ -89,6 +89,7 @@ class RestartNotice:
     cause: str
     reason: str
     in_place: bool = False  # workers keep their processes
+    stimulus: str = ""  # that set it off
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,15 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class Followed:
+    """A link of the chain from what set off a restart to its end."""
+
+    after_s: float  # since its beginning, on the first host
+    text: str
+    where: str  # the hosts
+
+
+@dataclass(frozen=True, slots=True)
 class Restart:
     """The time from a failure, or a change of nodes, until all workers run again."""
 
@@ -170,6 +180,7 @@ class Restart:
     shares: tuple[Share, ...]
     in_place: bool = False  # workers kept their processes
     recovery: Recovery | None = None  # of all nodes together, once workers had the state
+    chain: tuple[Followed, ...] = ()  # what happened, in order; empty for logs of older versions
 
     @property
     def took_s(self) -> float:

@@ -96,9 +96,8 @@ class NodeReader:
                 self._on_ended(entry, at)
             case "restarting":
                 in_place = entry.fields.get("in_place") is True
-                node.notices.setdefault(
-                    entry.number("round"), RestartNotice(at, entry.text("cause"), _decided(entry), in_place)
-                )
+                notice = RestartNotice(at, entry.text("cause"), _decided(entry), in_place, entry.text("stimulus"))
+                node.notices.setdefault(entry.number("round"), notice)
             case "run_ended":
                 node.closing, node.state, node.reason = "ended", entry.text("state"), _decided(entry)
             case _:

@@ -27,6 +27,7 @@ from aelastic.observe.run_events import (
     WorkerReached,
     WorkersStarted,
 )
+from aelastic.observe.stimuli import Stimuli
 from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.decisions.decision import Decision
 from aelastic.workers.states import Phase, WorkerState
@@ -63,7 +64,7 @@ class NodeLog:
     ) -> None:
         self.host, self.workers, self.lines = host, workers, list[bytes]()
         self._ahead, self._boot = ahead, 1000.0 + 10 * len(host) + ahead  # monotonic clocks have nothing in common
-        self._records = Records()
+        self._records, self._stimuli = Records(), Stimuli()
         self._phase, self._since, self._generation, self._first_rank = Phase.INIT, begins, 0, 0
         self.add(
             begins,
@@ -75,6 +76,7 @@ class NodeLog:
         self.change(begins, Phase.JOINING)
 
     def add(self, at: float, event: RunEvent) -> None:
+        event = event.caused_by(self._stimuli.of(event))
         wall = datetime.fromtimestamp(_BEGAN + at + self._ahead, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         self.lines.append(json.dumps(self._records.record(event, wall, self._boot + at)).encode() + b"\n")
 
