@@ -154,7 +154,7 @@ def test_stores_that_were_empty_at_different_moments_are_not_a_register_without_
     assert late.is_known
 
 
-def test_that_there_is_no_text_costs_two_looks_and_the_second_no_patience() -> None:
+def test_an_absent_text_costs_two_looks_and_the_second_no_patience() -> None:
     story = Story()
     story.silent = {2}
     assert story.ask() == ""
@@ -162,7 +162,7 @@ def test_that_there_is_no_text_costs_two_looks_and_the_second_no_patience() -> N
     assert FIRST_PATIENCE_S <= story.now < FIRST_PATIENCE_S + 2 * PATIENCE_MAX_S
 
 
-def test_without_a_majority_it_says_which_stores_are_missing() -> None:
+def test_without_a_majority_it_shows_which_stores_are_missing() -> None:
     story = written()
     story.down, story.silent = {0}, {2}
     assert story.ask() == ev.NoMajority({0: "refused", 2: ""})
@@ -253,7 +253,7 @@ def test_a_store_that_is_back_gives_slow_ones_more_time_in_each_try() -> None:
     assert story.core.deadline == story.now + STEP_S, "the next operation begins as usual"
 
 
-def test_a_lock_of_an_earlier_try_that_comes_late_does_not_count_for_this_one() -> None:
+def test_a_lock_of_an_earlier_try_that_comes_late_is_ignored_for_this_one() -> None:
     story = written()
     story.down = {0}
     looks = story.core.handle(ev.Asked(b"one", b"two"), story.now)
@@ -365,7 +365,7 @@ def test_a_vote_that_only_a_store_has_that_was_to_be_taken_in_does_not_speak_for
     assert story.ask() == "new"
 
 
-def test_a_store_that_is_being_taken_in_does_not_count_for_the_vote_that_does_so() -> None:
+def test_a_store_that_is_being_taken_in_is_ignored_for_the_vote_that_does_so() -> None:
     story = written()
     story.forget(0)
     core, step = story.core, story.begin("one", "two")
@@ -431,7 +431,7 @@ def test_a_store_that_is_taken_in_and_each_one_that_begins_again_has_a_new_life(
     assert {store for store in range(3) if incarnations[store] == before[store]} == kept
 
 
-def test_a_store_that_a_try_began_to_take_in_shows_that_there_is_a_job() -> None:
+def test_a_store_that_a_try_began_to_take_in_is_evidence_of_a_job() -> None:
     """The attempt got no further, and another store loses its data: a new client does not begin another job."""
     story = written()
     story.forget(0)

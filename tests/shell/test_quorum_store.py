@@ -94,12 +94,12 @@ def test_what_cannot_be_is_refused(names: str, config: dict[str, str], expected:
         store(RendezvousSettings("c10d", names, nodes, nodes, config=config), "job", {})
 
 
-def test_an_even_number_works_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_even_number_works_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     QuorumStore(RendezvousSettings("c10d", "n0:1,n1:1", 3, 3), "job", {})
     assert caplog.messages == ["2 rendezvous endpoints survive the loss of 0, no more than 1 do: use an odd number"]
 
 
-def test_an_agent_that_finds_what_one_with_a_single_endpoint_has_written_is_told_both() -> None:
+def test_an_agent_that_finds_what_one_with_a_single_endpoint_has_written_gets_both() -> None:
     store = QuorumStore(SETTINGS, "job", {})
     own, other = SETTINGS.endpoint, "127.0.0.2:1"
     expected = f"this agent has the rendezvous endpoints {own}, another agent of this run has {other}: use the same list on every node"
@@ -167,7 +167,7 @@ async def test_too_few_addresses_are_waited_for_and_too_many_refused(
     assert str(caught.value) == f"the rendezvous endpoint pods:29400 has {expected}"
 
 
-async def test_the_doctor_says_so_too(resolve_to: Resolver) -> None:
+async def test_the_doctor_reports_it_too(resolve_to: Resolver) -> None:
     resolve_to("10.0.0.2")
     (finding,) = [each async for each in check_endpoints(NAMED, "job", {})]
     expected = "endpoint pods:29400: the rendezvous endpoint pods:29400 has 1 of 3 IPv4 addresses (10.0.0.2)"
