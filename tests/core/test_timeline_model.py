@@ -25,8 +25,8 @@ from aelastic.observe.run_events import (
 from aelastic.rdzv.decisions import wording
 from aelastic.tools.timeline.chart import restart_words
 from aelastic.tools.timeline.html import page, summary
-from aelastic.tools.timeline.merge import story_from
-from aelastic.tools.timeline.model import UNKNOWN_END_S, NodeStory, Recovery
+from aelastic.tools.timeline.merge import timeline_from
+from aelastic.tools.timeline.model import UNKNOWN_END_S, NodeTimeline, Recovery
 from aelastic.tools.timeline.reader import LINE_BYTES_MAX, UnknownVersionError, read_logs, runs_of
 from aelastic.workers.states import Phase, WorkerState
 
@@ -39,7 +39,7 @@ def alone() -> NodeLog:
     return a
 
 
-def blocks_of(node: NodeStory) -> list[tuple[str, float, float]]:
+def blocks_of(node: NodeTimeline) -> list[tuple[str, float, float]]:
     return [(block.name, round(block.start, 3), round(block.end, 3)) for block in node.blocks]
 
 
@@ -195,7 +195,7 @@ def test_what_follows_a_start_is_unknown_where_the_log_ends_with_it() -> None:
     assert of_two.is_training_known  # the other's log continues
     (alive,) = logs_of(killed)
     alive.alive_at = alive.first_wall + 3.0
-    assert story_from([alive]).is_training_known
+    assert timeline_from([alive]).is_training_known
 
 
 def test_an_unfinished_last_line_is_not_damage() -> None:

@@ -26,7 +26,7 @@ from kit.stories.timelines import (
 from aelastic.observe.run_events import Compared, Killed, Noticed, StacksTaken, StopAsked, Waited
 from aelastic.tools.timeline.chart import NODES_MAX, chart_of
 from aelastic.tools.timeline.html import CARDS_MAX, page, summary
-from aelastic.tools.timeline.merge import story_from
+from aelastic.tools.timeline.merge import timeline_from
 from aelastic.tools.timeline.perfetto import trace
 from aelastic.tools.timeline.text import duration
 
@@ -153,7 +153,7 @@ def test_the_badge_shows_what_is_known_of_a_log_that_breaks_off(
     for place in alive:
         logs[place].alive_at = logs[place].last_wall + 5
 
-    assert f'<span class="badge ">{words}</span>' in page(story_from(logs))
+    assert f'<span class="badge ">{words}</span>' in page(timeline_from(logs))
 
 
 def test_no_shares_are_stated_where_the_log_ends_with_the_start() -> None:

@@ -253,7 +253,7 @@ class Checked:
             pieces.append(data[:cut])
             data = data[cut:]
         for piece in [*pieces, data]:
-            self.carry_out(self.core.handle(t.Received(piece, self.now + EPOCH_S), self.now))
+            self.carry_out(self.core.handle(t.DataReceived(piece, self.now + EPOCH_S), self.now))
 
     def wait(self, seconds: int) -> None:
         self.now += seconds + 0.5  # times are whole seconds, and wall times are rounded

@@ -230,8 +230,8 @@ def test_progress_bars_are_live_and_no_two_ranks_share_a_line(launch: Launcher, 
     assert stderr().endswith(b"\n")
 
 
-NO_WATCHES = "growth.Growth.watch = lambda self, path: None"
-NO_INSTANCES = "growth.Growth.__init__ = lambda self: setattr(self, '_fd', None)"
+NO_WATCHES = "growth.GrowthWatch.watch = lambda self, path: None"
+NO_INSTANCES = "growth.GrowthWatch.__init__ = lambda self: setattr(self, '_fd', None)"
 
 
 @pytest.mark.parametrize("lack", [NO_WATCHES, NO_INSTANCES], ids=["no watches left", "no instances left"])
