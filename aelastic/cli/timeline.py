@@ -21,8 +21,8 @@ from aelastic.observe.ui.commands import write_text
 from aelastic.observe.ui.progress_line import ProgressLine
 from aelastic.tools.timeline.files import read_all
 from aelastic.tools.timeline.html import page, summary
-from aelastic.tools.timeline.merge import story_from
-from aelastic.tools.timeline.model import Story
+from aelastic.tools.timeline.merge import timeline_from
+from aelastic.tools.timeline.model import Timeline
 from aelastic.tools.timeline.perfetto import trace
 from aelastic.tools.timeline.reader import Log, runs_of
 
@@ -66,7 +66,7 @@ def _draw(options: argparse.Namespace, progress: ProgressLine) -> int:
         raise InputError(f"{', '.join(map(str, options.folders))}: no record of a run ({damaged} damaged lines)")
     run, others = _choose(logs, options.run_id)
     progress.show("merging the logs")
-    story = story_from(run)
+    story = timeline_from(run)
     progress.show(f"drawing {output}")
     _write(output, page(story))
     progress.show(f"writing {trace_file}")
@@ -79,7 +79,7 @@ def _draw(options: argparse.Namespace, progress: ProgressLine) -> int:
     return 0
 
 
-def _described(story: Story, output: Path, trace_file: Path, others: Sequence[str]) -> dict[str, Any]:
+def _described(story: Timeline, output: Path, trace_file: Path, others: Sequence[str]) -> dict[str, Any]:
     return {
         "code": "ok",
         "run_id": story.run_id,
@@ -101,7 +101,7 @@ def _write_line(line: str) -> None:
     write_text(" ".join(printable(line).splitlines()))
 
 
-def _write_summary(story: Story, output: Path, trace_file: Path, others: Sequence[str]) -> None:
+def _write_summary(story: Timeline, output: Path, trace_file: Path, others: Sequence[str]) -> None:
     _write_line(f"picture  {output}")
     _write_line(f"trace    {trace_file}  (for https://ui.perfetto.dev)")
     _write_line(f"run      {story.run_id}: {summary(story)}")

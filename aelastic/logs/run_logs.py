@@ -1,6 +1,6 @@
 """Routes the output of workers into files, and from there to the console.
 
-    worker ──write──> file ──inotify──> Growth ──RunLogs.run──> Pump.wake          (event loop)
+    worker ──write──> file ──inotify──> GrowthWatch ──RunLogs─> Pump.wake          (event loop)
                         │                                           │
                         └────────────────────────> Follower.next_piece             (the pump's thread)
                                                             │ takes? / feed
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from aelastic.base.loop.growth import Growth
+from aelastic.base.loop.growth import GrowthWatch
 from aelastic.base.loop.threads import in_thread, run_sync
 from aelastic.diagnose.failures.failure import ERROR_FILE_VARIABLE
 from aelastic.errors import HostError, InputError
@@ -96,7 +96,7 @@ class RunLogs:
         self._is_asked = spec.logs_specs is None and not _drops_all(spec) and asks
         kept = temporary / f"aelastic_logs_{mine}" if self._is_asked else self.scratch
         self.root = Path(os.path.abspath(self._log_dir or kept), f"{name_of_run(run_id)}_{mine}")
-        self._growth = Growth()
+        self._growth = GrowthWatch()
         self._waiting = anyio.CancelScope()  # for growth
         self._has_grown = anyio.Event()
         out, err = sinks_of(sys.stdout, sys.stderr)

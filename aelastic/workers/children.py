@@ -74,7 +74,7 @@ class Function:
                 sent = start
                 if method != "fork":
                     assert not isinstance(start.entrypoint, str)
-                    sent = start.replace(entrypoint=functions.Sent(start.entrypoint, start.args), args=())
+                    sent = start.replace(entrypoint=functions.SentFunction(start.entrypoint, start.args), args=())
                 args = (sent, usual, working_folder)
                 self._process = context.Process(target=functions.run, args=args, name=name)
                 self._process.start()

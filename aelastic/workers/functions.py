@@ -21,7 +21,7 @@ from aelastic.errors import ErrorHandler, record
 from aelastic.workers.backend import WorkerStart
 
 
-class Sent:
+class SentFunction:
     """A function and its arguments on the way to a child that is not forked.
 
     They are pickled separately: a child that cannot read them is already a worker, and fails like one.
@@ -33,13 +33,13 @@ class Sent:
     def __reduce__(self) -> tuple[Any, ...]:
         from multiprocessing.reduction import ForkingPickler
 
-        return Received, (bytes(ForkingPickler.dumps(self._content)),)
+        return ReceivedFunction, (bytes(ForkingPickler.dumps(self._content)),)
 
     def __call__(self) -> None:
         raise AssertionError("the child has another")
 
 
-class Received(NamedTuple):
+class ReceivedFunction(NamedTuple):
     """The same, as the child receives it."""
 
     pickled: bytes
@@ -106,7 +106,7 @@ def _call(start: WorkerStart) -> None:
         bind_process(start.cpus)
     function: Any = start.entrypoint
     args = start.args
-    if isinstance(function, Received):
+    if isinstance(function, ReceivedFunction):
         function, args = function.open()
     try:
         value = function(*args)

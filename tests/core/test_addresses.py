@@ -42,7 +42,7 @@ def test_an_ipv4_address_that_came_through_an_ipv6_socket_is_itself(address: ipa
 
 
 @pytest.mark.parametrize("name", ["node0", "", "1.2.3", "1.2.3.4.5", "localhost", "::g", "0x7f.1", "10.0.0.1:80"])
-def test_a_name_is_no_address(name: str) -> None:
+def test_a_name_is_not_an_address(name: str) -> None:
     assert not is_address(name)
 
 

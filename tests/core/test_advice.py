@@ -60,7 +60,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("options, words", WARNED)
-def test_what_has_no_effect_is_said_and_the_job_runs(
+def test_what_has_no_effect_is_reported_and_the_job_runs(
     script: str, options: str, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec_of(script, options)

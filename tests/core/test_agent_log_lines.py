@@ -87,7 +87,7 @@ def lines_of(caplog: pytest.LogCaptureFixture, *events: ev.RunEvent) -> list[tup
         ([*RUNNING, began(2, 0, 99.0).replace(kind="warm"), began(1, 0, 99.0), OVER], ""),
     ],
 )  # fmt: skip
-def test_what_happens_is_said_in_one_line(
+def test_what_happens_is_reported_in_one_line(
     caplog: pytest.LogCaptureFixture, events: list[ev.RunEvent], line: str
 ) -> None:
     assert [" ".join(each) for each in lines_of(caplog, *events)] == [line] * bool(line)
@@ -108,7 +108,7 @@ def test_what_happens_is_said_in_one_line(
         ([changed(Phase.RUNNING, Phase.AWAITING)], signal.SIGTERM, ""),  # nothing left to stop
     ],
 )
-def test_a_stop_says_what_becomes_of_the_workers(
+def test_a_stop_shows_what_becomes_of_the_workers(
     caplog: pytest.LogCaptureFixture, before: list[ev.RunEvent], signum: int, line: str
 ) -> None:
     lines = lines_of(caplog, *RUNNING, *before, ev.StopAsked(signum))

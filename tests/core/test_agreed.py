@@ -29,7 +29,7 @@ def entry(hosts: dict[str, str], voters: str, *, incarnations: tuple[str, ...] =
     ({"a": "n0", "b": "n1"}, "", ("1f",), "the endpoint alone votes"),
     ({each: each for each in "abcdefghij"}, "abcdefghij", ("1f",), "a, b, c, d, e, f, g, h and 2 more and the endpoint vote"),
 ])  # fmt: skip
-def test_who_votes_is_said_by_host_or_by_node_where_hosts_repeat(
+def test_who_votes_is_reported_by_host_or_by_node_where_hosts_repeat(
     hosts: dict[str, str], voters: str, incarnations: tuple[str, ...], who: str
 ) -> None:
     known = agreed(Node("a", 6, committed=entry(hosts, voters, incarnations=incarnations)))

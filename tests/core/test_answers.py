@@ -24,7 +24,7 @@ def agent(run_id: str = NAMED, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_status_says_what_the_job_runs_and_where() -> None:
+def test_a_status_shows_what_the_job_runs_and_where() -> None:
     shown = texts.status([agent(GENERATED)], (), {}, agent(GENERATED)).splitlines()
     assert shown[0].startswith(f"{GENERATED}  running  1 min ") and shown[1] == "train.py in /home/ada/717526"
     assert texts.program(agent(folder="")) == "train.py in a folder that is gone"
@@ -47,7 +47,7 @@ def test_a_status_explains_its_star() -> None:
     assert texts.status([leader], (), {}, agent()).splitlines()[-2:] == [f"{star} in term 7", known["text"]]
 
 
-def test_a_list_of_jobs_says_what_each_runs_and_where() -> None:
+def test_a_list_of_jobs_shows_what_each_runs_and_where() -> None:
     head, *rows = [line.split() for line in texts.jobs([agent(), agent(GENERATED)]).splitlines()]
     assert head[-2:] == ["SCRIPT", "FOLDER"]
     assert [row[-2:] for row in rows] == [["train.py", "/home/ada/resnet"], ["train.py", "/home/ada/717526"]]
@@ -77,7 +77,7 @@ def test_of_several_jobs_each_is_listed_with_what_it_runs_and_where(
     )
 
 
-def test_a_list_of_ended_jobs_says_what_each_ran() -> None:
+def test_a_list_of_ended_jobs_shows_what_each_ran() -> None:
     left = [agent(GENERATED, state="FAILED"), agent(state="STOPPED")]
     assert texts.ended(left) == (
         " (ended in the last hour: 717526a9 (train.py), FAILED; resnet (train.py), STOPPED; see aelastic why)"

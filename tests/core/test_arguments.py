@@ -87,7 +87,7 @@ def test_a_module_or_a_program_by_a_variable_may_have_a_name_like_that_of_a_comm
 
 
 @pytest.mark.parametrize("option", [option for option in OPTIONS if option.variables], ids=lambda option: option.dest)
-def test_an_empty_variable_counts_as_unset(script: str, option: Any) -> None:
+def test_an_empty_variable_is_unset(script: str, option: Any) -> None:
     unset, empty = read_options([script], {}), read_options([script], {option.variables[0]: ""})
     assert empty == unset
 
@@ -127,7 +127,7 @@ def test_the_prefix_of_lines_is_looked_for_in_three_places(script: str) -> None:
     assert invoke("--log_line_prefix_template", "", script).spec.log_line_prefix_template is None
 
 
-def test_a_class_of_a_package_says_where_output_goes(
+def test_a_class_of_a_package_shows_where_output_goes(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, "quiet = quiet:Quiet\nbroken = quiet:broken\ngone = quiet:Gone", QUIET)

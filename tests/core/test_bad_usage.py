@@ -276,7 +276,7 @@ def test_what_variables_say_together_is_refused_by_their_names(
         ("", {}, ""),
     ],
 )
-def test_an_endpoint_that_does_not_answer_is_told_with_its_variable(
+def test_an_endpoint_that_does_not_answer_is_reported_with_its_variable(
     folder: Path, capsys: pytest.CaptureFixture[str], options: str, environ: dict[str, str], expected: str
 ) -> None:
     invocation = parse([*options.split(), "--nnodes=2", "train.py"], environ)

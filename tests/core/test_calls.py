@@ -48,7 +48,7 @@ def test_a_supervisor_takes_no_argument_of_another_type(passed: dict[str, Any], 
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_asked_of_a_supervisor_is_judged_before_a_run_hears_of_it() -> None:
+def test_what_is_asked_of_a_supervisor_is_judged_before_a_run_receives_it() -> None:
     supervisor: Any = Supervisor(SPEC)
     calls: list[tuple[Callable[[], object], str]] = [
         (lambda: supervisor.drain("soon"), "deadline_s is 'soon': use a number"),

@@ -321,7 +321,7 @@ def test_what_was_complete_before_the_garbage_is_a_message_yet() -> None:
         next(found)
 
 
-def test_a_listener_that_fails_does_not_hear_the_same_message_again() -> None:
+def test_a_listener_that_fails_does_not_receive_the_same_message_again() -> None:
     decoder = Decoder(UPWARD)
     messages: Any = decoder.feed(encode(m.Alive()) + encode(STATUS))
     assert next(messages) == m.Alive()
@@ -409,7 +409,7 @@ CHOICES: list[Any] = ["SUCCEEDED", "", None, 1, [], ["failed"], {}, True, 1.5]
         ("Plan.ended.outcome", {"term": 1, "lease_s": 5.0, "ended": {"outcome": ..., "decision": {}}}, CHOICES),
     ],
 )  # fmt: skip
-def test_a_number_has_64_bits_a_flag_is_no_number_and_a_choice_is_one_of_those_there_are(
+def test_a_number_has_64_bits_a_flag_is_not_a_number_and_a_choice_is_one_of_those_there_are(
     field: str, message: dict[str, Any], values: list[Any]
 ) -> None:
     def filled(whole: Any, value: Any) -> Any:
@@ -495,7 +495,7 @@ def test_of_a_failure_some_fields_stay_on_its_host_and_can_not_come_from_another
         decode_json([name, {**whole, "past": fields}])
 
 
-def test_the_texts_of_a_failure_are_cut_so_that_it_can_go_on_to_other_nodes() -> None:
+def test_the_texts_of_a_failure_are_cut_so_that_it_can_continue_to_other_nodes() -> None:
     name, fields = as_json(STATUS)
     failure = fields["past"]["failure"]
     texts = dict.fromkeys((key for key, value in failure.items() if isinstance(value, str)), "x" * TEXT_MAX)
@@ -540,7 +540,7 @@ def test_nesting_however_deep_is_refused(pattern: str) -> None:
                 decode(frame(body.encode()))
 
 
-def test_what_is_said_of_garbage_is_short() -> None:
+def test_the_complaint_about_garbage_is_short() -> None:
     long = "x" * 100_000
     for value in (long, [long], ["Goodbye", {"is_gone": [long], "reason": long}], ["Status", long], ["Status", {"node": long}], ["Heartbeat", {long: 1}],
                   ["Hello", {"protocol": long}], ["Plan", {"ended": {"outcome": long}}], ["Campaign", {"committed": [long]}],
@@ -594,7 +594,7 @@ def test_an_agent_of_another_version_is_known_by_its_greeting_whatever_else_is_i
 
 
 @pytest.mark.parametrize("protocol", [True, 1.0, float(PROTOCOL)])
-def test_a_protocol_that_is_no_whole_number_is_garbage(protocol: Any) -> None:
+def test_a_protocol_that_is_not_a_whole_number_is_garbage(protocol: Any) -> None:
     with pytest.raises(WireError) as caught:
         decode_json(["Hello", {**as_json(HELLO)[1], "protocol": protocol}])
     assert not isinstance(caught.value, OtherProtocolError)
@@ -622,7 +622,7 @@ def test_an_entry_may_be_named_by_its_id() -> None:
     [[], [6, 2, "1f"], [6, 2, "1f", "digest", 1], ["6", 2, "1f", "digest"], [[6], 2, "1f", "digest"],
      [6, -1, "1f", "digest"], "1f", 7, {}],
 )  # fmt: skip
-def test_what_is_no_id_is_refused(wrong: Any) -> None:
+def test_what_is_not_an_id_is_refused(wrong: Any) -> None:
     campaign, status = as_json(m.Campaign(7, SECOND.id, LEADER)), as_json(STATUS.replace(log=KNOWS))
     campaign[1]["committed"] = status[1]["log"]["committed"] = wrong
     for whole, where in ((campaign, "Campaign"), (status, "Status.log")):
@@ -645,7 +645,7 @@ def test_nothing_stands_around_the_content_of_an_entry(text: str) -> None:
         record_from_text(JobState, text)
 
 
-def test_a_flag_in_an_id_is_no_number_though_it_equals_one_that_was_read() -> None:
+def test_a_flag_in_an_id_is_not_a_number_though_it_equals_one_that_was_read() -> None:
     whole = as_json(m.Campaign(7, SECOND.id._replace(term=1), LEADER))
     decode_json(whole)
     whole[1]["committed"][0] = True

@@ -24,7 +24,7 @@ def line(**fields: Any) -> bytes:
     return json.dumps(fields).encode() + b"\n"
 
 
-def test_a_command_has_what_was_said_and_the_rest_by_default() -> None:
+def test_a_command_has_what_was_sent_and_the_rest_by_default() -> None:
     assert command_of(line(verb="status")) == Command("status", deadline_s=SAVE_S)
     assert command_of(line(verb="logs", rank=3, stderr=True, later="unknown")) == Command("logs", rank=3, stderr=True)
     drain = command_of(line(verb="drain", node="n1", deadline_s=90, reason="spot", wait=True))
@@ -72,7 +72,7 @@ def test_what_is_none_says_in_one_line_why(received: bytes, why: str | tuple[str
 
 
 @given(st.binary(max_size=60) | st.dictionaries(st.sampled_from(FIELDS), ANY_JSON | st.sampled_from([*r.Verb, "logs"])))
-def test_whatever_is_said_is_a_command_or_none(example: bytes | dict[str, Any]) -> None:
+def test_whatever_arrives_is_a_command_or_none(example: bytes | dict[str, Any]) -> None:
     data = example if isinstance(example, bytes) else line(**example)
     try:
         command = command_of(data)

@@ -161,7 +161,7 @@ def test_of_a_node_that_has_left_the_connection_closes_without_a_grace() -> None
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
-def test_a_connection_that_is_reset_as_the_verdict_is_told_may_not_have_carried_it(is_reset: bool) -> None:
+def test_a_connection_that_is_reset_as_the_verdict_is_sent_may_not_have_carried_it(is_reset: bool) -> None:
     """Either the cell keeps the verdict for that node, or the node reconnects at once and gets it again."""
     term = running(max_restarts=0)
     term.fail("b")
@@ -285,7 +285,7 @@ def be_late(term: Term, late_s: float) -> list[Any]:
     return term.handle(ev.DeadlinePassed())
 
 
-def test_a_loop_that_lags_at_each_deadline_gives_up_a_dead_machine_all_the_same() -> None:
+def test_a_loop_that_lags_at_each_deadline_gives_up_a_dead_machine_anyway() -> None:
     term = running("ab", nodes=(1, 3))
     began, dropped = term.now, term.conns["b"]
     while ev.Drop(dropped) not in be_late(term, 0.4 * LEASE_S):
@@ -293,7 +293,7 @@ def test_a_loop_that_lags_at_each_deadline_gives_up_a_dead_machine_all_the_same(
         assert term.now < began + 4 * LEASE_S, "b has sent nothing since"
 
 
-def test_a_loop_that_lags_gives_up_a_node_whose_connection_broke_all_the_same() -> None:
+def test_a_loop_that_lags_gives_up_a_node_whose_connection_broke_anyway() -> None:
     term = running("ab", nodes=(1, 3))
     term.close("b", Close.ABORTED)
     for _ in range(3):

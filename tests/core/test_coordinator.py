@@ -31,7 +31,7 @@ def coordinator(*nodes: m.Node, max_nodes: int, max_restarts: int = 3) -> tuple[
     return job, sends
 
 
-def test_every_node_hears_its_own_ranks_and_the_same_round_and_master() -> None:
+def test_every_node_receives_its_own_ranks_and_the_same_round_and_master() -> None:
     nodes = [
         node("c").replace(role="reader", local_world_size=1),
         node("b").replace(role="trainer", local_world_size=4),
@@ -65,7 +65,7 @@ def test_a_timeout_names_a_few_of_the_nodes_that_joined() -> None:
     assert core.is_closed and (verdict.decision.number, len(verdict.decision.hosts)) == (50, 16)
 
 
-def test_its_last_events_are_told_and_no_more_than_those() -> None:
+def test_its_last_events_are_reported_and_no_more_than_those() -> None:
     job, _ = coordinator(node("a"), node("b"), max_nodes=2)
     core = job.core
     job.handle(m.Failed("a", 1, failure("a")), 100.0)
@@ -144,7 +144,7 @@ def test_a_drain_ends_with_the_job() -> None:
         assert job.handle(r.Frozen(name, job.core.drain.notice_id, 7, 1, 0), 100.0) == [], "there is nothing to save"
 
 
-def test_where_a_node_leaves_and_the_job_is_stopped_at_the_same_save_each_is_told_what_is_true() -> None:
+def test_where_a_node_leaves_and_the_job_is_stopped_at_the_same_save_each_gets_its_own_reason() -> None:
     job, _ = coordinator(node("a"), node("b"), max_nodes=2)
     core = job.core
     job.handle(r.Ask("b", "1", r.Verb.DRAIN, "", 60.0, "spot"), 100.0)
@@ -219,7 +219,7 @@ def test_the_log_says_of_which_node_the_leader_was() -> None:
         assert kept is not None and (kept.node_ids, kept.leader_rank) == (["a", "b"], rank)
 
 
-def test_a_round_in_the_log_tells_each_node_what_it_was_told_when_it_began() -> None:
+def test_a_round_in_the_log_gives_each_node_what_it_received_when_it_began() -> None:
     job = Job(Coordinator(RoundRules(1, 2), RestartPolicy(3)))
     job.core.roster.begin_term(7)
     job.handle(m.Ready(node("b").replace(role="reader", local_world_size=4, vote_port=9, log_name="b~1")), 100.0)
@@ -315,7 +315,7 @@ def test_a_new_leader_carries_on_with_what_was_asked_of_the_one_before(asked: r.
     assert other.core.state(130.0).asks == (asked.replace(deadline_s=30.0),), "and so does the one after it"
 
 
-def test_a_restart_that_was_asked_for_and_not_begun_ends_the_round_under_the_next_leader() -> None:
+def test_a_restart_that_was_requested_and_not_begun_ends_the_round_under_the_next_leader() -> None:
     job, _ = coordinator(node("a"), node("b"), max_nodes=2)
     running = dict(job.nodes.of)
     job.handle(ask("a", r.Verb.RESTART), 100.0)

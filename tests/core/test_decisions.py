@@ -40,7 +40,7 @@ def test_each_decision_has_a_sentence(kind: DecisionKind) -> None:
 
 
 @pytest.mark.words
-def test_each_innocence_says_why_a_host_is_not_blamed() -> None:
+def test_each_innocence_shows_why_a_host_is_not_blamed() -> None:
     assert wording.blame("vm", Innocence.SIGNAL) == "vm not blamed: a single signal is not evidence of a bad host"
     assert all(wording.blame("vm", each).startswith("vm not blamed: ") for each in Innocence)
     assert wording.blame("vm", None).startswith("vm blamed: ")

@@ -34,7 +34,7 @@ def test_a_node_that_has_no_part_in_the_round_leaves_at_once() -> None:
     assert not story.core.is_on
 
 
-def test_a_node_that_was_lost_and_says_so_again_still_goes() -> None:
+def test_a_node_that_was_lost_and_reports_it_again_still_goes() -> None:
     story = Playing("abc")
     story.handle("a asks drain id=once")
     story.core.on_gone("a")
@@ -42,7 +42,7 @@ def test_a_node_that_was_lost_and_says_so_again_still_goes() -> None:
     assert story.core.leaving.keys() == {"a"}
 
 
-def test_answers_are_kept_for_so_many_requests() -> None:
+def test_answers_are_kept_for_a_limited_number_of_requests() -> None:
     story = Playing("abc")
     for _ in range(d.ANSWERS_MAX + 5):
         story.handle("a asks drain of=nobody")
@@ -69,7 +69,7 @@ def test_a_name_of_all_nodes_is_refused_as_the_end_of_the_job_is() -> None:
         assert answer[1].text.startswith("this ends the job: no node would be left; --force") is spares_job
 
 
-def test_nodes_are_told_what_they_save_for() -> None:
+def test_nodes_learn_what_they_save_for() -> None:
     story = Playing("abc")
     (_, (_, notice)) = story.handle("a asks restart at_save")
     assert notice.verb is Verb.RESTART

@@ -70,7 +70,7 @@ def test_an_endpoint_is_shown_as_it_is_written() -> None:
         ("a", {"key": "/dev/null"}, "without cert"),
     ],
 )
-def test_what_cannot_work_is_said_at_once(endpoint: str, config: dict[str, str], what: str) -> None:
+def test_what_cannot_work_is_reported_at_once(endpoint: str, config: dict[str, str], what: str) -> None:
     with pytest.raises(InputError, match=what) as caught:
         cell_of("etcd", endpoint, **config)
     assert "pw" not in str(caught.value)
@@ -105,7 +105,7 @@ def test_nothing_else_is_read_as_a_cell(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", GARBAGE, ids=range(len(GARBAGE)))
-def test_garbage_is_no_cell(text: bytes) -> None:
+def test_garbage_is_not_a_cell(text: bytes) -> None:
     with pytest.raises(WireError, match=r"\w"):
         from_text(text.decode(errors="replace"))
 
@@ -117,7 +117,7 @@ def test_a_cell_with_something_else_than_an_entry_is_none(committed: object) -> 
         from_text(json.dumps([kind, {**fields, "cell": {**fields["cell"], "committed": committed}}]))
 
 
-def test_what_an_older_version_has_left_is_no_cell() -> None:
+def test_what_an_older_version_has_left_is_not_a_cell() -> None:
     candidate = {"node_id": "a", "addresses": ["h"], "port": 1, "token": "t"}
     for left in ({"epoch": 1, "candidate": candidate, "verdict": ""}, 0):
         with pytest.raises(WireError, match="not a message of the protocol"):

@@ -273,7 +273,7 @@ STDERR = st.lists(PIECES | st.text(max_size=5), max_size=60).map("".join)
 
 
 @given(STDERR, st.integers(-64, 255))
-def test_whatever_was_printed_an_exit_that_no_exception_causes_is_told_by_its_code(text: str, code: int) -> None:
+def test_whatever_was_printed_an_exit_that_no_exception_causes_is_named_by_its_code(text: str, code: int) -> None:
     failure = ProcessFailure(0, 1, code, "", stderr_tail=text)
     words, cause = describe_exit(code), last_exception(text)
     if code in {1, 120} and cause is not None:

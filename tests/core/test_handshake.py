@@ -92,7 +92,7 @@ def test_two_secrets_at_either_end_are_being_changed() -> None:
         assert caught.value.may_be_changed == may_be_changed
 
 
-def test_another_run_id_is_told_from_another_secret() -> None:
+def test_another_run_id_differs_from_another_secret() -> None:
     other_run = end(Key(b"n" * 32, "other"), is_client=True)
     assert (
         refusals(other_run, end(NEW, is_client=False))
@@ -100,14 +100,14 @@ def test_another_run_id_is_told_from_another_secret() -> None:
     )
 
 
-def test_another_version_with_the_secret_is_told_so_on_both_sides() -> None:
+def test_another_version_with_the_secret_is_reported_on_both_sides() -> None:
     reasons = refusals(end(NEW, is_client=True, protocol=PROTOCOL + 1), end(NEW, is_client=False))
     install = "install the same version of aelastic on all nodes"
     assert reasons[0] == f"it speaks protocol {PROTOCOL}, and this agent {PROTOCOL + 1}: {install}"
     assert reasons[1] == f"it speaks protocol {PROTOCOL + 1}, and this agent {PROTOCOL}: {install}"
 
 
-def test_an_older_agent_is_told_in_words_that_it_understands() -> None:
+def test_an_older_agent_gets_a_reason_in_words_that_it_understands() -> None:
     """Version 7 sends no proof and knows no secrets."""
     hello = json.loads(encode(HELLO)[HEAD_BYTES:])
     hello[1]["protocol"] = 7
@@ -121,7 +121,7 @@ def test_an_older_agent_is_told_in_words_that_it_understands() -> None:
     assert name == "Refused" and fields == {"reason": reason, "is_final": True}
 
 
-def test_an_agent_without_a_secret_hears_that_there_is_one() -> None:
+def test_an_agent_without_a_secret_learns_that_the_job_has_one() -> None:
     with pytest.raises(
         ProofError, match="it has no secret and the job has one: use the same --secret-file on every node"
     ) as caught:
@@ -129,7 +129,7 @@ def test_an_agent_without_a_secret_hears_that_there_is_one() -> None:
     assert b"this agent has no secret and the job has one: use" in caught.value.answer
 
 
-def test_an_agent_with_a_secret_hears_that_the_job_has_none() -> None:
+def test_an_agent_with_a_secret_learns_that_the_job_has_none() -> None:
     client = end(NEW, is_client=True)
     with pytest.raises(OtherAgentError, match="this agent has a secret and the job has none") as caught:
         list(Decoder(UPWARD).feed(client.begin()))
@@ -167,7 +167,7 @@ def test_a_proof_for_one_port_is_none_for_another() -> None:
         client.feed(answer)
 
 
-def test_what_one_end_said_is_no_proof_of_the_other() -> None:
+def test_what_one_end_said_is_not_proof_of_the_other() -> None:
     """Reflection attack: the peer echoes the greeting, so the proof that it requests is our own."""
     client = end(NEW, is_client=True)
     mirror = end(NEW, is_client=False)

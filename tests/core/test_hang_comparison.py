@@ -81,5 +81,5 @@ def test_a_worker_that_did_not_abort_is_judged_by_its_end(code: int) -> None:
         ("ValueError: bad", False),
     ],
 )
-def test_who_died_of_a_peer_says_so(message: str, names_one: bool) -> None:
+def test_who_died_of_a_peer_reports_it(message: str, names_one: bool) -> None:
     assert failure("a", 1, message).names_lost_peer == names_one

@@ -89,7 +89,7 @@ def test_a_worker_that_waits_because_it_is_asked_to_hangs_if_it_shows_nothing_af
     assert took_s == TIMEOUT_S and [verdict.local_rank for verdict in verdicts] == [0]
 
 
-def test_a_worker_that_waits_because_it_is_asked_to_is_stuck_all_the_same() -> None:
+def test_a_worker_that_waits_because_it_is_asked_to_is_stuck_anyway() -> None:
     watched = Watched(hang_timeout_s=None, stuck_timeout_s=TIMEOUT_S)
     verdicts = [watched.look(DEAD.replace(sleep=5), waiting=frozenset({0})) for _ in range(12)]
     assert any(verdicts)
@@ -141,12 +141,12 @@ def test_only_the_chosen_signs_count(sign: str, words: str) -> None:
     assert [verdict.reason for verdict in verdicts] == [f"no {words} for 60 s"]
 
 
-def test_two_signs_are_told_in_words() -> None:
+def test_two_signs_are_reported_in_words() -> None:
     _, (verdict,) = Watched(hang_signals=("output", "io")).first(DEAD)
     assert verdict.reason == "no output or IO for 60 s"
 
 
-def test_less_than_a_hundredth_of_a_core_is_no_sign() -> None:
+def test_less_than_a_hundredth_of_a_core_is_not_a_sign() -> None:
     for share, hangs in ((0.009, True), (0.011, False)):
         watched = Watched(hang_signals=("cpu",))
         verdicts: list[h.Verdict] = []
@@ -155,13 +155,13 @@ def test_less_than_a_hundredth_of_a_core_is_no_sign() -> None:
         assert bool(verdicts) is hangs, share
 
 
-def test_one_step_of_the_kernels_clock_is_no_sign_however_soon_we_look_again() -> None:
+def test_one_step_of_the_kernels_clock_is_not_a_sign_however_soon_we_look_again() -> None:
     watched = Watched(hang_timeout_s=1.0, hang_signals=("cpu",))
     verdicts = [verdict for step in range(8) for verdict in watched.look(h.Sample(cpu_s=0.01 * step))]
     assert verdicts
 
 
-def test_what_cannot_be_seen_is_no_reason() -> None:
+def test_what_cannot_be_seen_is_not_a_reason() -> None:
     Watched().assert_none(h.Sample())
     Watched(hang_signals=("io",)).assert_none(h.Sample(output=1, cpu_s=1.0))
     Watched().assert_none({})
@@ -169,7 +169,7 @@ def test_what_cannot_be_seen_is_no_reason() -> None:
     assert verdict.reason == "no output or CPU use for 60 s"
 
 
-def test_several_that_hang_are_told_at_once_by_rank_and_those_that_work_are_not() -> None:
+def test_several_that_hang_are_reported_at_once_by_rank_and_those_that_work_are_not() -> None:
     watched = Watched(3, 1, 2, 0)
     verdicts: list[h.Verdict] = []
     step = 0
@@ -179,7 +179,7 @@ def test_several_that_hang_are_told_at_once_by_rank_and_those_that_work_are_not(
     assert [verdict.local_rank for verdict in verdicts] == [0, 1, 3]
 
 
-def test_a_hang_is_told_once_and_again_only_after_life() -> None:
+def test_a_hang_is_reported_once_and_again_only_after_life() -> None:
     watched = Watched(hang_action="report")
     _, (verdict,) = watched.first(DEAD)
     assert not verdict.is_stopped
@@ -189,7 +189,7 @@ def test_a_hang_is_told_once_and_again_only_after_life() -> None:
     assert watched.first(alive)[0] == TIMEOUT_S
 
 
-def test_no_worker_is_looked_at_that_has_ended_and_a_new_generation_begins_anew() -> None:
+def test_no_worker_is_looked_at_that_has_ended_and_a_new_generation_begins_again() -> None:
     watched = Watched(0, 1)
     for _ in range(8):
         watched.look({0: DEAD, 1: DEAD})
@@ -252,7 +252,7 @@ def test_a_worker_that_is_not_expected_to_write_or_not_searched_in_time_is_not_m
     expecting().assert_none(h.Sample())
 
 
-def test_output_that_is_missed_is_only_told_where_that_is_asked_for() -> None:
+def test_output_that_is_missed_is_only_reported_where_that_is_requested() -> None:
     _, (verdict,) = expecting(hang_action="report").first(h.Sample(matches=0))
     assert not verdict.is_stopped
 
@@ -266,7 +266,7 @@ def test_a_long_pattern_is_quoted_in_part() -> None:
 # Uninterruptible sleep.
 
 
-def test_the_same_uninterruptible_sleep_is_stuck_whatever_else_may_only_be_told() -> None:
+def test_the_same_uninterruptible_sleep_is_stuck_whatever_else_may_only_be_reported() -> None:
     watched = Watched(hang_timeout_s=None, stuck_timeout_s=20.0, hang_action="report")
     took_s, verdicts = watched.first(h.Sample(sleep=4096))
     assert took_s == 22.0
@@ -274,7 +274,7 @@ def test_the_same_uninterruptible_sleep_is_stuck_whatever_else_may_only_be_told(
     assert verdicts == [h.Verdict(0, "stuck", reason, is_stopped=True, waited_s=20.0)]
 
 
-def test_sleep_that_is_left_or_in_which_io_goes_on_is_not_stuck() -> None:
+def test_sleep_that_is_left_or_in_which_io_continues_is_not_stuck() -> None:
     watched = Watched(hang_timeout_s=None, stuck_timeout_s=20.0)
     for step in range(40):
         assert watched.look(h.Sample(sleep=step)) == []
@@ -362,7 +362,7 @@ def test_a_match_is_found_however_the_output_comes(lines: list[str], ending: str
     ],
     ids=["one match between two questions is enough", "a line's beginning was passed over", "a line is not complete"],
 )
-def test_each_question_starts_anew(pattern: str, course: list[bytes | int]) -> None:
+def test_each_question_starts_again(pattern: str, course: list[bytes | int]) -> None:
     search = ExpectedOutputMatcher(pattern)
     for each in course:
         if isinstance(each, bytes):

@@ -119,7 +119,7 @@ def test_the_full_help_names_every_option_in_a_group_that_is_not_a_drawer() -> N
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_has_a_help_of_its_own_however_it_is_asked_for(
+def test_each_command_has_a_help_of_its_own_however_it_is_requested(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command, text = table.COMMANDS[name], command_help(name)

@@ -20,7 +20,7 @@ def workers() -> InPlace:
     return made
 
 
-def test_rounds_count_as_unshared_until_the_last_worker_has_the_state(workers: InPlace) -> None:
+def test_rounds_are_unshared_until_the_last_worker_has_the_state(workers: InPlace) -> None:
     counts = []
     for shared in ([], [0], [0, 1]):
         for rank in shared:

@@ -98,7 +98,7 @@ def test_memory_that_is_not_there_is_refused() -> None:
     assert memory.read(id(text), 200).count(b"to be read") == 10
 
 
-def test_a_python_that_keeps_its_frames_otherwise_is_said_to_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_that_keeps_its_frames_otherwise_is_reported_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def find_nothing(*_: object) -> None:
         raise Unknown("a frame's code is not found")
 

@@ -106,7 +106,7 @@ def restarts(term: Term, names: str) -> list[Any]:
 # One entry at a time.
 
 
-def test_a_round_is_told_once_its_entry_is_committed() -> None:
+def test_a_round_is_sent_once_its_entry_is_committed() -> None:
     term = voting("abc")
     mute(term, "bc")
     assert of_kind(restarts(term, "abc"), m.Assigned) == []
@@ -140,7 +140,7 @@ def test_no_second_entry_is_proposed_before_the_first_is_committed() -> None:
     assert state(term).ledger.excluded, "the cordon is the next entry"
 
 
-def test_what_follows_from_an_entry_is_told_in_the_order_of_the_decisions() -> None:
+def test_what_follows_from_an_entry_is_sent_in_the_order_of_the_decisions() -> None:
     term = running("ab", nodes=(1, 3))
     term.is_cell_silent = True
     restarts(term, "ab")
@@ -167,7 +167,9 @@ def test_a_node_that_reconnects_while_an_entry_is_not_committed_reads_its_round_
     assert [type(each) for each in actions["b"]][:1] == [m.Assigned]
 
 
-def test_a_node_that_reconnects_while_an_entry_is_not_committed_reads_the_rest_of_its_plan_once_it_is_heard() -> None:
+def test_a_node_that_reconnects_while_an_entry_is_not_committed_reads_the_rest_of_its_plan_once_its_report_is_handled() -> (
+    None
+):
     """It may have missed the end of its round."""
     term = running("ab", nodes=(2, 3))
     term.join("c")
@@ -179,7 +181,7 @@ def test_a_node_that_reconnects_while_an_entry_is_not_committed_reads_the_rest_o
     assert part(term.conns["b"], ended) in term.break_silence()
 
 
-def test_what_changes_nothing_in_the_log_is_told_at_once() -> None:
+def test_what_changes_nothing_in_the_log_is_sent_at_once() -> None:
     term = voting("abc")
     mute(term, "bc")
     assert of_kind(term.send("a", failed("a")), m.Interrupted) == [m.Interrupted(1, FIRST, 1)] * 3
@@ -353,7 +355,7 @@ def test_the_cell_is_renewed_three_times_a_lease() -> None:
     assert term.stored.cell.committed == committed(term) and term.stored.leader == term.at
 
 
-def test_a_renewal_whose_answer_was_lost_counts_for_no_later_one() -> None:
+def test_a_renewal_whose_answer_was_lost_renews_nothing_later() -> None:
     """The write may have taken effect when it was requested, and the endpoint's vote expires one lease after that."""
     term = running("ab", nodes=(2, 3))
     asked_before, term.has_cell = len(term.asked), False
@@ -368,7 +370,7 @@ def test_a_renewal_whose_answer_was_lost_counts_for_no_later_one() -> None:
     assert term.leader.cell.taken_at > asked_at
 
 
-def test_the_endpoints_vote_ends_a_lease_after_it_was_asked_for_however_late_the_answer() -> None:
+def test_the_endpoints_vote_ends_a_lease_after_it_was_requested_however_late_the_answer() -> None:
     term = running("ab", nodes=(2, 3))
     asked, term.is_cell_silent = len(term.asked), True
     while len(term.asked) == asked:
@@ -396,7 +398,7 @@ def test_the_next_renewal_is_due_when_a_third_of_a_lease_is_over_however_late_th
     assert len(term.asked) == asked + 2
 
 
-def test_all_nodes_hear_three_heartbeats_a_lease_whatever_the_endpoint_does() -> None:
+def test_all_nodes_receive_three_heartbeats_a_lease_whatever_the_endpoint_does() -> None:
     for is_silent in (False, True):
         term = running("ab", nodes=(2, 3))
         term.is_cell_silent = is_silent
@@ -450,7 +452,7 @@ def founding() -> Term:
     return term
 
 
-def test_a_first_entry_is_proposed_anew_where_the_endpoint_has_forgotten_what_it_is_named_after() -> None:
+def test_a_first_entry_is_proposed_again_where_the_endpoint_has_forgotten_what_it_is_named_after() -> None:
     """The bug: a suspended founder committed its entry to a memory that belonged to another founder."""
     term = founding()
     term.stored = None
@@ -459,7 +461,7 @@ def test_a_first_entry_is_proposed_anew_where_the_endpoint_has_forgotten_what_it
     assert committed(term).incarnations == (cell(term).incarnation,) and committed(term).log == cell(term).incarnation
 
 
-def test_a_founder_that_hears_of_another_log_proposes_its_first_entry_again() -> None:
+def test_a_founder_that_learns_of_another_log_proposes_its_first_entry_again() -> None:
     """The bug: the endpoint's answer was lost, and meanwhile a node joined that knows an older log."""
     term = founding()
     older = first_entry(TERM - 1, [], [], ("1d",))
@@ -483,7 +485,7 @@ def test_a_founder_gives_no_vote_to_a_voter_of_the_log_that_it_gives_up() -> Non
     assert plan is not None and must_join_anew(term.logs["b"], plan)
 
 
-def test_a_leader_gives_no_vote_to_a_node_of_another_log_that_has_not_joined_anew() -> None:
+def test_a_leader_gives_no_vote_to_a_node_of_another_log_that_has_not_joined_again() -> None:
     """The bug: such a node got half of the votes, and could not use them."""
     term = voting("ab", nodes=(1, 3))
     older = first_entry(TERM - 1, "cd", "cd", ("1d",))
@@ -563,7 +565,7 @@ def test_a_cell_whose_leader_has_renewed_nothing_for_a_lease_is_locked() -> None
 # Terms.
 
 
-def test_a_term_is_told_in_every_plan_and_begins_the_next_rounds() -> None:
+def test_a_term_is_in_every_plan_and_begins_the_next_rounds() -> None:
     term = voting("abc")
     actions = term.handle(ev.Campaigned(9, m.Campaign(TERM + 3, known(term), OTHER)))
     (answer,) = of_kind(actions, ev.Answer)
@@ -694,7 +696,7 @@ def test_a_write_whose_answer_was_lost_is_contact_with_the_endpoint_once_it_is_r
     assert again != written, "a packet of the lost write may arrive late"
 
 
-def test_a_leader_hears_a_quorum_in_whatever_its_nodes_say() -> None:
+def test_a_leader_has_contact_to_a_quorum_through_whatever_its_nodes_send() -> None:
     term = voting("abc")
     term.has_cell = False
     for _ in range(10):
@@ -703,7 +705,7 @@ def test_a_leader_hears_a_quorum_in_whatever_its_nodes_say() -> None:
     assert phase(term) is Phase.LEADING
 
 
-def test_a_leader_of_two_that_hears_no_other_counts_the_endpoint_for_a_lease_after_it_was_asked() -> None:
+def test_a_leader_of_two_that_receives_nothing_counts_the_endpoint_for_a_lease_after_it_was_asked() -> None:
     term = voting("ab", nodes=(1, 3))
     term.live_until(term.now + 3 * LEASE_S, "b")
     assert phase(term) is Phase.LEADING
@@ -733,13 +735,13 @@ def test_a_leader_of_a_job_without_a_round_needs_no_other() -> None:
     assert phase(term) is Phase.LEADING
 
 
-def test_a_leader_of_two_that_does_not_hear_its_own_node_either_has_lost_one_and_not_all() -> None:
+def test_a_leader_of_two_that_receives_nothing_from_its_own_node_either_has_lost_one_and_not_all() -> None:
     term = running("ab", nodes=(2, 2), own="a", is_replaceable=True)
     term.live_until(term.now + LEASE_S + 0.1, "a", "b")
     assert phase(term) is Phase.LEADING
 
 
-def test_that_a_leader_steps_down_says_what_it_keeps_of_the_log() -> None:
+def test_that_a_leader_steps_down_shows_what_it_keeps_of_the_log() -> None:
     term = voting("abc")
     mute(term, "bc")
     restarts(term, "abc")
@@ -894,7 +896,7 @@ def test_a_candidate_steps_down_for_another_of_a_higher_term_and_has_its_member_
 
 
 @pytest.mark.parametrize("asked_for", [0, TERM, TERM + 1])
-def test_a_candidate_declines_what_is_no_higher_term_and_says_that_nobody_leads(asked_for: int) -> None:
+def test_a_candidate_declines_what_is_not_a_higher_term_and_says_that_nobody_leads(asked_for: int) -> None:
     term = campaigning("abc")
     term.has_cell = False
     term.begin()
@@ -943,7 +945,7 @@ def with_verdict(before: Entry | None = None) -> Entry:
     return next_entry(parent, TERM, "abc", "abc", (WORD,), is_verdict=True, payload=payload_of(kept))
 
 
-def test_the_verdict_is_told_once_it_is_committed() -> None:
+def test_the_verdict_is_sent_once_it_is_committed() -> None:
     term = voting("abc")
     mute(term, "bc")
     actions = [each for name in "abc" for each in term.send(name, m.Succeeded(name, 1))]
@@ -984,7 +986,7 @@ def test_a_candidate_that_reads_a_verdict_in_the_cell_steps_down() -> None:
     assert term.written == []
 
 
-def test_a_candidate_that_hears_of_the_verdict_tells_it_to_all_that_come() -> None:
+def test_a_candidate_that_learns_of_the_verdict_sends_it_to_all_that_come() -> None:
     term = campaigning("abcd")
     term.has_cell = False
     term.begin()
@@ -1007,7 +1009,7 @@ def test_a_candidate_that_knows_the_verdict_itself_tells_it_without_any_vote() -
     assert is_over(term)
 
 
-def test_a_verdict_that_a_job_before_has_left_in_the_cell_counts_as_nothing() -> None:
+def test_a_verdict_that_a_job_before_has_left_in_the_cell_is_ignored() -> None:
     over = with_verdict()
     cell = Cell(WORD, over.log, TERM - 1, OTHER.token, 3, over)
     term = Term(stored=m.StoredCell(cell, OTHER), job_before=over.log, gone=frozenset({OTHER.token}), is_begun=False)
@@ -1088,7 +1090,7 @@ def test_what_the_log_keeps_of_a_large_job_with_the_longest_failure_fits_into_a_
 # New voters, and lost voters.
 
 
-def test_a_round_with_new_voters_is_told_to_no_node_before_the_endpoint_has_it() -> None:
+def test_a_round_with_new_voters_is_sent_to_no_node_before_the_endpoint_has_it() -> None:
     term = voting("ab", nodes=(1, 3))
     term.join("c")
     term.live_until(term.now + 1.0)
@@ -1152,7 +1154,7 @@ def test_a_voter_whose_place_another_agent_has_taken_is_gone(host: str, address:
     assert term.leader.log.node.replaces == (("a",) if is_replaced else ())
 
 
-def test_a_voter_that_answers_lives_whoever_has_its_place() -> None:
+def test_a_voter_that_answers_lives_even_if_another_has_its_seat() -> None:
     term = campaigning("abcd", by="b")
     term.leader.log = term.leader.log.replace(node=term.leader.log.node.replace(ended=()))
     term.has_cell = False
@@ -1265,14 +1267,14 @@ def test_what_the_endpoint_says_unasked_changes_nothing(make: Callable[..., Term
         assert of_kind(restarts(term, "abc"), m.Assigned)
 
 
-def test_whatever_is_said_by_a_leader_can_be_read() -> None:
+def test_whatever_a_leader_sends_can_be_read() -> None:
     term = voting("abc")
     for conn in term.conns.values():
         (again,) = Decoder(DOWNWARD).feed(encode(term.plans[conn]))
         assert again == term.plans[conn]
 
 
-def test_ended_followers_are_told_of_in_what_the_leader_keeps() -> None:
+def test_ended_followers_are_in_what_the_leader_keeps() -> None:
     term = voting("abc")
     term.close("c")
     kept = term.leader.log.node.ended_followers

@@ -204,7 +204,7 @@ def test_a_node_hangs_up_and_says_goodbye_before_it_follows_another() -> None:
     assert following.farewells("", ()) == {}
 
 
-def test_a_voter_accepts_what_follows_the_committed_entry_and_its_status_says_so() -> None:
+def test_a_voter_accepts_what_follows_the_committed_entry_and_its_status_reports_it() -> None:
     second = after(FIRST)
     node = following.on_plan(following.follow(member("b"), "a", 2), Plan(2, True, FIRST.id, second, None))
     assert status_of(node).accepted == Accepted(second, 2)
@@ -299,12 +299,12 @@ def test_a_candidate_leads_with_a_quorum_of_the_newest_configuration() -> None:
     assert must(leading.establish(campaigning("b"))).mandate is Mandate.QUORUM
 
 
-def test_a_status_of_another_term_is_no_vote() -> None:
+def test_a_status_of_another_term_is_not_a_vote() -> None:
     leader = leading.on_connected(campaigning(), "b", status(term=1))
     assert leading.establish(leader) is None
 
 
-def test_a_status_of_another_log_is_no_vote() -> None:
+def test_a_status_of_another_log_is_not_a_vote() -> None:
     other = first_entry(0, "bz", "bz", ("y",))
     leader = leading.on_connected(campaigning(), "b", status(committed=other))
     assert leading.establish(leader) is None
@@ -403,7 +403,7 @@ def test_a_voter_that_accepted_and_ended_counts() -> None:
     assert leading.commit(leading.on_follower_closed(leader, "b", Close.ORDERLY))
 
 
-def test_each_plan_says_what_the_leader_itself_accepted_to_those_that_vote() -> None:
+def test_each_plan_shows_what_the_leader_itself_accepted_to_those_that_vote() -> None:
     leader = leading.on_connected(proposing("b"), "s", status(committed=None))
     for_voter, for_spare = leading.plan_for(leader, "b"), leading.plan_for(leader, "s")
     assert for_voter is not None and for_spare is not None
@@ -421,7 +421,7 @@ def test_an_entry_goes_whole_to_a_voter_that_does_not_show_it_in_its_status() ->
 # New voters.
 
 
-def test_a_new_voter_is_at_the_endpoint_before_any_node_hears_of_it() -> None:
+def test_a_new_voter_is_at_the_endpoint_before_any_node_learns_of_it() -> None:
     leader = locked(campaigning("b", "c"), cell_of())
     leader = leading.on_connected(leader, "s", status(committed=None))
     leader = leading.propose(must(leading.establish(leader)), "abcs", "abcs")
@@ -511,7 +511,7 @@ def test_a_recovery_without_a_lost_entry_adopts_only_what_is_newer(*, term: int,
     assert leader.proposal == (accepted.entry if is_adopted else None)
 
 
-def test_a_leader_that_has_put_nothing_in_the_place_of_a_lost_entry_still_knows_of_it() -> None:
+def test_a_leader_that_has_put_nothing_instead_of_a_lost_entry_still_knows_of_it() -> None:
     lost = after(FIRST, voters="ab").id
     leader = must(leading.establish(recovering(True, committed=lost)))
     assert leading.step_down(leader).committed == lost
@@ -600,7 +600,7 @@ def test_a_second_founder_adopts_the_entry_of_the_first() -> None:
         ({"replaces": ("b", "c")}, Mandate.FOUNDING),
     ],
 )
-def test_nothing_begins_while_a_node_of_the_log_that_was_heard_may_live(
+def test_nothing_begins_while_a_node_of_the_known_log_may_live(
     known: dict[str, object], expected: Mandate | None
 ) -> None:
     leader = leading.on_connected(founding(**known), "a", status(1000))

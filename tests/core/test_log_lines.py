@@ -108,7 +108,7 @@ def page_of(*turns: tuple[Splitter, bytes]) -> bytes:
     return page.text
 
 
-def test_a_bar_is_ended_before_another_rank_writes_and_goes_on_below() -> None:
+def test_a_bar_is_ended_before_another_rank_writes_and_continues_below() -> None:
     bar, other = PrefixedLines(b"0:"), PrefixedLines(b"1:")
     assert page_of((bar, b"\r 0%"), (bar, b"\r 1%"), (other, b"here\n"), (bar, b"\r 2%"), (bar, b"\n")) == (
         b"\r0: 0%\r0: 1%\n1:here\n\r0: 2%\n"
@@ -295,7 +295,7 @@ def test_a_file_that_is_truncated_stops_nothing(tmp_path: Path) -> None:
     follower.close()
 
 
-def test_a_file_ends_where_it_does_when_it_is_said_to(tmp_path: Path) -> None:
+def test_a_file_ends_where_it_does_when_its_end_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "stdout.log"
     path.write_bytes(b"")
     follower = Follower(path, PrefixedLines(P))

@@ -301,7 +301,7 @@ def test_where_the_store_alone_decides_any_node_campaigns_at_once() -> None:
     assert of_kind(story.handle(ev.CellAnswered(stored("", TERM))), ev.Campaign)
 
 
-def test_an_agent_that_may_not_lead_asks_the_cell_for_ever() -> None:
+def test_an_agent_that_may_not_lead_asks_the_cell_forever() -> None:
     story = Story(may_lead=False)
     story.handle(phases.READY)
     for _ in range(20):
@@ -325,7 +325,7 @@ def test_after_a_campaign_that_was_lost_an_agent_pauses(stand_back_s: float) -> 
     assert story.now - began == pytest.approx(max(PAUSE_S, stand_back_s)) and action.highest == 5
 
 
-def test_what_the_endpoint_said_before_it_fell_silent_is_no_reason_to_campaign() -> None:
+def test_what_the_endpoint_said_before_it_fell_silent_is_not_a_reason_to_campaign() -> None:
     story = phases.campaigning()
     lost = ev.LeadershipLost(Node("me", 5), "me-5", "another agent leads the job now")
     assert of_kind(story.handle(lost, ev.CellAnswered(stored("me", 5))), ev.Campaign) == [], "it pauses first"
@@ -379,7 +379,7 @@ def test_a_silent_leader_is_followed_again_once_it_renews_the_cell() -> None:
 
 
 @pytest.mark.parametrize("lacks_quorum", [True, False])
-def test_a_node_that_gives_up_says_so_if_too_few_nodes_that_vote_could_be_reached(*, lacks_quorum: bool) -> None:
+def test_a_node_that_gives_up_reports_it_if_too_few_nodes_that_vote_could_be_reached(*, lacks_quorum: bool) -> None:
     story = phases.campaigning()
     node, why = Node("me", 5, voted_for="me"), "there is no quorum: host-b cannot be reached"
     story.handle(ev.LeadershipLost(node, "me-5", why, lacks_quorum=lacks_quorum), ev.CellFailed("no answer"))
@@ -437,7 +437,7 @@ def test_a_candidate_that_lost_reads_the_cell_before_it_campaigns_again() -> Non
     assert story.handle(ev.CellAnswered(stored("boss", 6))) == [ev.Connect(1, leader_at("boss", 6))]
 
 
-def test_a_candidate_that_stops_leading_gives_its_log_back_and_its_own_connection_says_what_follows() -> None:
+def test_a_candidate_that_stops_leading_gives_its_log_back_and_its_own_connection_shows_what_follows() -> None:
     story = phases.campaigning()
     story.handle(ev.Leading(leader_at("me", 5), 5), ev.Connected(1), ev.Received(1, m.Plan(5, LEASE_S)))
     assert (story.core.phase, story.core.is_leader) == (Phase.FOLLOWING, True)
@@ -462,7 +462,7 @@ def test_a_node_whose_own_agent_leads_connects_to_it_again(lost: ev.Event, answe
     assert story.handle(answer) == [ev.Connect(2, leader_at("me", 5))]
 
 
-def test_the_highest_term_that_a_node_has_heard_of_is_campaigned_above() -> None:
+def test_the_highest_term_that_a_node_has_learned_of_is_campaigned_above() -> None:
     story = alone()
     story.handle(ev.Campaigned(7, campaign(term=TERM + 9, committed=ELSEWHERE)), ev.Declined(TERM + 20, None))
     (action,) = of_kind(story.wait(1.0), ev.Campaign)
@@ -534,7 +534,7 @@ def test_a_node_votes_for_one_candidate_in_a_term_and_for_the_same_one_again() -
     assert story.handle(ev.Campaigned(10, campaign("third", TERM + 2)))[0] == ev.Answer(10, None)
 
 
-def test_a_node_that_has_heard_nothing_for_a_lease_votes_though_its_timer_is_late() -> None:
+def test_a_node_that_has_received_nothing_for_a_lease_votes_though_its_timer_is_late() -> None:
     story = busy()
     story.now += LEASE_S
     answered, hung_up, connect = story.handle(ev.Campaigned(7, campaign()))
@@ -558,7 +558,7 @@ def voting() -> Story:
     return story
 
 
-def test_the_plan_of_a_candidate_is_no_leaders_yet() -> None:
+def test_the_plan_of_a_candidate_is_not_a_leaders_yet() -> None:
     story, second = voting(), assigned(2).replace(term=TERM + 1)
     candidates = m.Plan(TERM + 1, LEASE_S, of_log(TERM + 1, is_leading=False))
     assert story.receive(candidates.replace(interrupted=interrupted())) == []
@@ -585,7 +585,7 @@ def test_a_candidate_that_says_nothing_is_left_soon() -> None:
     assert story.now == pytest.approx(100.0 + CANDIDATE_S) and ev.Disconnect() in actions
 
 
-def test_a_candidate_that_lost_is_left_when_it_says_so() -> None:
+def test_a_candidate_that_lost_is_left_when_it_reports_it() -> None:
     story = voting()
     assert story.receive(m.Goodbye("too few nodes voted for this one", False)) == [ev.Disconnect(), ev.ReadCell()]
     assert of_kind(story.wait(1.0), ev.Campaign)[0].gone == (BOSS.token, OTHER.token)
@@ -612,7 +612,7 @@ def test_a_node_that_waits_for_a_plan_leaves_a_leader_that_has_resigned() -> Non
     assert actions[0] == ev.Disconnect() and of_kind(actions, ev.Campaign)
 
 
-def test_a_node_that_waits_for_a_plan_goes_on_while_the_leader_renews_the_cell() -> None:
+def test_a_node_that_waits_for_a_plan_continues_while_the_leader_renews_the_cell() -> None:
     story = looking()
     for renewals in range(1, 20):
         assert story.handle(ev.CellAnswered(stored(renewals=renewals))) == []
@@ -681,7 +681,7 @@ def test_a_node_that_was_given_up_connects_again_at_once() -> None:
 
 
 @pytest.mark.parametrize("message", [m.Heartbeat(), m.Probe(), RUNS, r.Show(r.Fetch("b", "b-1", r.What.STATUS))])
-def test_each_word_of_a_leader_counts_for_a_lease(message: m.Downward) -> None:
+def test_each_message_of_a_leader_is_valid_for_a_lease(message: m.Downward) -> None:
     story = busy()
     story.wait(LEASE_S - 0.01)
     story.receive(message)
@@ -694,7 +694,7 @@ def test_each_word_of_a_leader_counts_for_a_lease(message: m.Downward) -> None:
     assert actions == [ev.Disconnect(), ev.ReadCell()]
 
 
-def test_after_this_process_was_stopped_the_leader_has_time_to_be_heard() -> None:
+def test_after_this_process_was_stopped_the_leader_has_time_to_send_something() -> None:
     story = busy()
     story.now += 3600
     story.wait(0)
@@ -749,7 +749,7 @@ def test_a_node_that_may_not_campaign_stops_its_workers_by_itself() -> None:
 
 
 @pytest.mark.parametrize("is_candidate", [True, False])
-def test_what_is_no_word_of_a_leader_does_not_keep_the_workers(is_candidate: bool) -> None:
+def test_what_is_not_a_message_of_a_leader_does_not_keep_the_workers(is_candidate: bool) -> None:
     """A candidate that does not lead yet, or a port that accepts connections, as a suspended process's does."""
     story = alone()
     story.handle(ev.Campaigned(7, campaign()), ev.Connected(2))
@@ -936,7 +936,7 @@ def test_a_request_is_repeated_until_it_is_answered() -> None:
     assert [each.asks for each in statuses(story.handle(ev.Submitted(m.Succeeded("me", 1))))] == [()]
 
 
-def test_what_a_node_wants_to_see_is_asked_for_with_the_first_plan_and_again_until_it_is_answered() -> None:
+def test_what_a_node_wants_to_see_is_requested_with_the_first_plan_and_again_until_it_is_answered() -> None:
     story, fetch = phases.greeting(), r.Fetch("me", "me-3", r.What.STATUS)
     assert story.handle(ev.Submitted(fetch)) == []
     assert story.receive(WELCOME) == [ev.Send(fetch)]
@@ -960,7 +960,7 @@ def test_a_node_that_is_ready_for_a_round_that_was_assigned_meanwhile_is_not() -
     assert status.past.phase is m.NodePhase.READY
 
 
-def test_a_failure_that_was_told_to_nobody_is_in_the_next_greeting() -> None:
+def test_a_failure_that_nobody_has_received_is_in_the_next_greeting() -> None:
     story = alone()
     assert story.handle(ev.Submitted(m.Failed("me", 1, FAILURE))) == []
     story.handle(ev.Campaigned(7, campaign()))

@@ -227,7 +227,7 @@ def test_what_is_counted(events: tuple[Any, ...], given: dict[str, Any], series:
     assert {name: read[f"aelastic_{name}"] for name in series} == pytest.approx(series)
 
 
-def test_of_workers_only_those_that_live_are_told() -> None:
+def test_only_workers_that_live_are_exposed() -> None:
     metrics = observed(BEGAN)
     rss = 'aelastic_worker_resident_memory_bytes{{local_rank="{}",role="trainer"}}'
     assert exposed(metrics, workers={0: (1, 100), 1: (1, 200)})[rss.format(1)] == 200
@@ -323,7 +323,7 @@ def spent(*events: Any, at: float) -> dict[str, float]:
         ((BEGAN, spawning(), STARTED, BARRIER, ENDED), 99.0, {"starting": 2, "trained": 2}),
     ],
 )  # fmt: skip
-def test_what_the_time_goes_on_is_the_whole_run(events: Any, at: float, expected: dict[str, float]) -> None:
+def test_the_activities_add_up_to_the_whole_run(events: Any, at: float, expected: dict[str, float]) -> None:
     assert spent(*events, at=at) == expected
 
 

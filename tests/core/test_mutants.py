@@ -125,7 +125,7 @@ def test_each_mutant_of_the_list_has_a_sentence_and_changes_one_module_of_the_pr
         assert mutant.path.startswith("aelastic/"), mutant.name
 
 
-def test_a_diff_that_changes_two_files_is_no_mutant(tmp_path: Path) -> None:
+def test_a_diff_that_changes_two_files_is_not_a_mutant(tmp_path: Path) -> None:
     (tmp_path / "two.diff").write_text(DIFF + DIFF)
     with pytest.raises(ValueError, match="changes 2 files"):
         Mutant.read(tmp_path / "two.diff")

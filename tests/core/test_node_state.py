@@ -81,7 +81,7 @@ DECISIONS: list[tuple[Any, m.LeaderMessage]] = [
 ]
 
 
-def test_each_field_of_a_plan_that_a_supervisor_is_told_of_has_an_example_here() -> None:
+def test_each_field_of_a_plan_that_reaches_a_supervisor_has_an_example_here() -> None:
     known = {name for _, decision in DECISIONS for name, value in plan(decision).__dict__.items() if value}
     assert known | {"answers", "log"} == set(m.Plan.__match_args__)
 
@@ -105,7 +105,7 @@ def test_a_plan_that_comes_again_changes_nothing_in_the_status(make: Any, decisi
     assert state.status_at(2.0) == before
 
 
-def test_all_that_is_new_in_one_plan_is_delivered_in_the_order_in_which_it_is_to_be_heard() -> None:
+def test_all_that_is_new_in_one_plan_is_delivered_in_the_right_order() -> None:
     state = busy()
     state.submit(DRAIN, 0.0)
     settled, answer = m.Settled(1, STOPPED.decision), r.Answer("me-1", True, "drain of host within 60 s")
@@ -157,7 +157,7 @@ def test_an_end_that_costs_nothing_after_all_is_noted_but_stops_nothing_twice() 
     [("look", m.Look(2, "no output", 1)), ("compared", m.Compared(2, "hang", (), False)),
      ("notice", NOTICE.replace(round=2))],
 )  # fmt: skip
-def test_of_another_round_a_node_is_told_nothing(name: str, what: Any) -> None:
+def test_a_node_receives_nothing_about_another_round(name: str, what: Any) -> None:
     assert busy().follow(RUNS.replace(**{name: what}), 1.0) == []
 
 
@@ -174,7 +174,7 @@ def test_how_long_a_cordon_lasts_is_not_news_and_another_cordon_is() -> None:
     assert state.follow(plan(again), 700.0) == [again]
 
 
-def test_another_leader_counts_cordons_and_questions_anew() -> None:
+def test_another_leader_counts_cordons_and_questions_again() -> None:
     state, cordon = ready(), r.Cordoned("row 3", 3600.0, 1)
     state.follow(plan(cordon), 0.0)
     assert state.follow(plan(cordon, term=5), 1.0) == [cordon], "the first cordon by the next leader"
@@ -219,7 +219,7 @@ def test_an_answer_is_read_once_and_its_request_is_not_said_again() -> None:
     assert state.follow(answered, 2.0) == []
 
 
-def test_a_request_that_lasts_is_said_until_it_is_done_and_its_answer_is_read_once() -> None:
+def test_a_request_that_lasts_is_repeated_until_it_is_done_and_its_answer_is_read_once() -> None:
     state = busy()
     state.submit(DRAIN, 0.0)
     answered = RUNS.replace(answers=(r.Answer("me-1", True, "drain"),))
@@ -248,7 +248,7 @@ def test_a_cancelled_drain_is_not_said_again() -> None:
     assert [each.ask_id for each in state.status_at(1.0).asks] == [cancel.ask_id]
 
 
-def test_of_very_many_requests_the_last_are_said() -> None:
+def test_of_very_many_requests_the_last_are_sent() -> None:
     state = busy()
     for number in range(2 * ASKED_MAX):
         state.submit(DRAIN.replace(ask_id=f"me-{number}", verb=r.Verb.CORDON), 0.0)
@@ -265,12 +265,12 @@ def test_a_round_of_a_later_term_is_newer_though_its_number_is_not() -> None:
     assert state.follow(plan(again, term=5), 3.0) == [again] and state.past.fence == m.fence_of(5, 1)
 
 
-def test_what_a_plan_says_about_the_log_is_no_news_for_a_supervisor() -> None:
+def test_what_a_plan_says_about_the_log_is_not_news_for_a_supervisor() -> None:
     first = first_entry(4, ["me"], ["me"], ("1f",))
     assert busy().follow(RUNS.replace(log=log.Plan(4, True, first, None, None)), 1.0) == []
 
 
-def test_a_node_that_is_to_start_workers_ahead_prepares_and_one_that_has_a_round_does_not() -> None:
+def test_a_node_that_must_start_workers_ahead_prepares_and_one_that_has_a_round_does_not() -> None:
     state = ready()
     state.follow(EMPTY.replace(starts_ahead=1), 1.0)
     assert state.status_at(1.0).node.starts is m.Starts.PREPARING
@@ -282,7 +282,7 @@ def test_a_node_that_is_to_start_workers_ahead_prepares_and_one_that_has_a_round
     assert busy().follow(RUNS.replace(starts_ahead=1), 1.0) == []
 
 
-def test_a_node_whose_workers_ended_that_were_started_ahead_starts_others_once_it_is_told_again() -> None:
+def test_a_node_whose_workers_ended_that_were_started_ahead_starts_others_once_it_is_asked_again() -> None:
     state = ready()
     state.follow(EMPTY.replace(starts_ahead=1), 1.0)
     state.submit(m.Ready(NODE), 2.0)
@@ -291,7 +291,7 @@ def test_a_node_whose_workers_ended_that_were_started_ahead_starts_others_once_i
     assert state.status_at(4.0).node.starts is m.Starts.PREPARING
 
 
-def test_a_node_that_could_not_start_workers_ahead_says_so_again_where_it_is_told_again() -> None:
+def test_a_node_that_could_not_start_workers_ahead_reports_it_again_where_it_is_asked_again() -> None:
     """A new connection or a new leader waits for its answer."""
     state = ready()
     state.follow(EMPTY.replace(starts_ahead=1), 1.0)
@@ -334,7 +334,7 @@ def test_a_node_counts_how_often_it_was_ready() -> None:
     assert state.status_at(1.0).ready_count == 2
 
 
-def test_the_age_of_a_failure_grows_until_it_is_said() -> None:
+def test_the_age_of_a_failure_grows_until_it_is_sent() -> None:
     state = ready()
     state.follow(plan(assigned()), 100.0)
     state.submit(m.Failed("me", 1, failure("a"), age_s=2.0), 110.0)

@@ -33,7 +33,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, base: str) -> None:
     monkeypatch.setitem(sys.modules, name, module)
 
 
-def test_hugging_faces_trainer_saves_once_and_says_so_then(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:
+def test_hugging_faces_trainer_saves_once_and_reports_it_then(
+    monkeypatch: pytest.MonkeyPatch, calls: list[str]
+) -> None:
     stand_in(monkeypatch, "transformers", "TrainerCallback")
     callback, control = notice.trainer_callback(), SimpleNamespace(should_save=False)
     for _ in range(4):

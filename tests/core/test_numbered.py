@@ -18,7 +18,7 @@ pytestmark = pytest.mark.words  # replaces the texts itself
 
 
 @pytest.mark.parametrize("path", every.CORE, ids=lambda path: path.stem)
-def test_the_stories_go_as_they_are_told_whatever_the_sentences_are(path: Path) -> None:
+def test_the_stories_go_as_written_whatever_the_sentences_are(path: Path) -> None:
     with numbered():
         assert changes(path, every.CORE[path]) == ""
 

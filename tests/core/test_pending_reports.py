@@ -47,12 +47,12 @@ def taken(queue: PendingReports, now: float = 0.0) -> list[Event]:
     return found
 
 
-def test_of_a_node_the_newest_status_is_heard_at_the_place_of_the_first() -> None:
+def test_the_newest_status_of_a_node_is_taken_at_the_place_of_the_first() -> None:
     queue = pending(reported("a", BUSY), reported("b"), reported("a", FAILED))
     assert taken(queue) == [reported("a", FAILED), reported("b")]
 
 
-def test_what_a_node_said_before_it_reconnected_is_not_heard() -> None:
+def test_what_a_node_sent_before_it_reconnected_is_not_taken() -> None:
     left = reported("a", left=m.Left("a", "asked to stop"))
     events = connected("a", BUSY), reported("a", FAILED), FETCH, left, Broken("a"), connected("a"), reported("b")
     queue = pending(*events)
@@ -60,7 +60,7 @@ def test_what_a_node_said_before_it_reconnected_is_not_heard() -> None:
     assert taken(queue) == [connected("a"), reported("b")]
 
 
-def test_what_a_node_forgets_as_it_is_welcomed_is_heard_of_its_first_status() -> None:
+def test_what_a_node_forgets_as_it_is_welcomed_is_taken_from_its_first_status() -> None:
     alone = BUSY.replace(alone_s=0.5, has_spares=True)
     queue = pending(connected("a", alone))
     add(queue, reported("a", FAILED), 2.0)
@@ -71,12 +71,12 @@ def test_what_a_node_forgets_as_it_is_welcomed_is_heard_of_its_first_status() ->
     assert taken(queue) == [connected("a", BUSY.replace(round=6))], "that was another round"
 
 
-def test_that_a_node_was_lost_is_not_heard_once_it_is_back() -> None:
+def test_the_loss_of_a_node_is_not_taken_once_it_is_back() -> None:
     queue = pending(Broken("a"), Lost("a", "silent for 5 s"), Broken("b"), connected("a"))
     assert taken(queue) == [Broken("b"), connected("a")]
 
 
-def test_what_becomes_of_a_node_after_its_last_status_is_heard_after_it() -> None:
+def test_what_becomes_of_a_node_after_its_last_status_is_taken_after_it() -> None:
     queue = pending(connected("a"), reported("a", FAILED), Broken("a"), Lost("a", "connection closed"))
     first = connected("a", FAILED)
     assert queue.first_reports == {"a": first}
@@ -89,7 +89,7 @@ def test_the_newest_status_of_a_new_connection_keeps_what_the_first_brought() ->
     assert taken(queue) == [connected("a", FAILED, silent_s=3.0)]
 
 
-def test_a_failure_that_was_told_before_the_connection_broke_is_as_old_as_was_told_then() -> None:
+def test_a_failure_that_was_reported_before_the_connection_broke_keeps_the_age_of_that_report() -> None:
     """Otherwise the break, which came later, would be blamed for the end of the round, and nothing would be charged."""
     others = FAILED.replace(failure=failure("a", exitcode=3))
     for before, failed_s in [(FAILED, 7.0), (BUSY, None), (others, None), (FAILED.replace(round=4), None)]:
@@ -100,7 +100,7 @@ def test_a_failure_that_was_told_before_the_connection_broke_is_as_old_as_was_to
         assert taken(queue, 105.0) == [connected("a", FAILED, failed_s=failed_s)]
 
 
-def test_a_failure_that_was_told_is_as_old_as_it_was_however_often_its_node_reconnects() -> None:
+def test_a_failure_that_was_reported_is_as_old_as_it_was_however_often_its_node_reconnects() -> None:
     queue = PendingReports()
     add(queue, reported("a", FAILED.replace(failure_age_s=2.0)), 100.0)
     for now in (105.0, 106.0):
@@ -111,7 +111,7 @@ def test_a_failure_that_was_told_is_as_old_as_it_was_however_often_its_node_reco
     assert 110.0 - event.age_s - event.failed_s == 98.0
 
 
-def test_a_node_that_reports_again_before_it_is_heard_was_back_and_silent_since_the_same_moments() -> None:
+def test_a_node_that_reports_again_before_its_report_is_taken_was_back_and_silent_since_the_same_moments() -> None:
     """While a quorum is missing for a long time, the earliest event still determines what ended the round.
 
     A failure long after the node was back has nothing to do with the break of its connection.
@@ -125,7 +125,7 @@ def test_a_node_that_reports_again_before_it_is_heard_was_back_and_silent_since_
     assert (back_at, back_at - event.silent_s) == (100.0, 97.0)
 
 
-def test_a_connection_whose_first_status_is_heard_is_new_no_longer() -> None:
+def test_a_connection_whose_first_status_is_taken_is_no_longer_new() -> None:
     queue = pending(connected("a", BUSY))
     assert taken(queue) == [connected("a", BUSY)]
     add(queue, reported("a", FAILED))
@@ -145,7 +145,7 @@ def test_a_status_is_as_old_as_the_last_that_replaced_it_and_all_else_as_when_it
     ]  # fmt: skip
 
 
-def test_requests_for_information_are_all_heard_in_their_order() -> None:
+def test_requests_for_information_are_all_taken_in_their_order() -> None:
     shown = r.Fetched("a", "a", "a-1", "", "text")
     queue = pending(reported("a", BUSY), FETCH, shown, FETCH.replace(ask_id="a-2"), reported("a", FAILED))
     assert taken(queue) == [reported("a", FAILED), FETCH, shown, FETCH.replace(ask_id="a-2")]

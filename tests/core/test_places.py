@@ -65,7 +65,7 @@ def test_one_rank_in_another_branchs_collective_is_an_outlier() -> None:
         "none",
     ],
 )
-def test_what_cannot_be_told_is_said_with_the_groups(places: list[Place]) -> None:
+def test_what_cannot_be_decided_is_reported_with_the_groups(places: list[Place]) -> None:
     found = compare(places, 60.0)
     assert found.outliers == ()
     assert found.text.startswith("hang for 60 s: cannot tell which rank the others wait for; ")
@@ -157,7 +157,7 @@ def test_of_a_backward_pass_the_threads_are_looked_at() -> None:
     assert beside.collective == "", "a user's own thread does not affect the main one"
 
 
-def test_what_was_only_asked_for_is_not_called_a_hang() -> None:
+def test_what_was_only_requested_is_not_called_a_hang() -> None:
     assert compare([waiting(0), waiting(1)], 62.0).text.startswith("hang for 62 s: cannot tell")
     assert compare([waiting(0), waiting(1)], 0.1).text.startswith("hang: cannot tell")
     assert compare([waiting(0), waiting(1)]).text.startswith("ranks compared: cannot tell")

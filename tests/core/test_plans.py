@@ -63,12 +63,12 @@ def test_a_decision_leaves_alone_what_else_was_decided(decision: m.LeaderMessage
 @pytest.mark.parametrize(
     "passed_on", [r.Show(r.Fetch("a", "1", r.What.WHY)), r.Shown(r.Fetched("a", "a", "1", "", ""))]
 )
-def test_what_one_node_shows_another_is_no_part_of_a_plan(passed_on: Any) -> None:
+def test_what_one_node_shows_another_is_not_part_of_a_plan(passed_on: Any) -> None:
     with pytest.raises(AssertionError, match="passed on"):
         changed(EMPTY, passed_on)
 
 
-def test_with_a_round_all_that_was_said_of_the_one_before_is_void_but_answers_and_what_its_end_cost() -> None:
+def test_with_a_round_all_decisions_about_the_one_before_are_void_but_answers_and_what_its_end_cost() -> None:
     second = ASSIGNED.replace(round=2)
     kept = {"settled": WHOLE.settled, "answers": WHOLE.answers}
     assert changed(WHOLE, second) == EMPTY.replace(assigned=second, **kept)
@@ -81,7 +81,7 @@ def test_with_the_end_of_a_round_the_next_is_waited_for_and_an_interruption_stay
     assert changed(WHOLE, ended) == EMPTY.replace(interrupted=ended, **kept)
 
 
-def test_a_round_that_ends_before_a_node_has_read_that_it_began_is_told_with_its_end() -> None:
+def test_a_round_that_ends_before_a_node_has_read_that_it_began_is_in_the_plan_with_its_end() -> None:
     both = changed(changed(EMPTY, ASSIGNED), STOPPED)
     assert both == EMPTY.replace(assigned=ASSIGNED, interrupted=STOPPED)
 
@@ -96,7 +96,7 @@ def test_a_question_is_over_once_it_is_answered() -> None:
     assert changed(WHOLE, compared) == WHOLE.replace(look=None, compared=compared)
 
 
-def test_an_answer_that_changes_is_told_once_and_the_last_answers_are_kept() -> None:
+def test_an_answer_that_changes_is_sent_once_and_the_last_answers_are_kept() -> None:
     plan = changed(EMPTY, ANSWER)
     assert changed(plan, ANSWER.replace(text="no")).answers == (ANSWER.replace(text="no"),)
     for number in range(2 * ANSWERS_MAX):
@@ -127,7 +127,7 @@ def test_a_node_of_which_nothing_is_decided_waits() -> None:
     assert of.take_changed() == ["a"] and of.of("a", 0.0) == EMPTY
 
 
-def test_how_long_an_interruption_and_a_cordon_take_is_said_as_of_now() -> None:
+def test_how_long_an_interruption_and_a_cordon_take_is_counted_from_now() -> None:
     of = plans()
     of.change("a", NOTICE, 100.0)
     of.change("a", CORDON, 110.0)
@@ -178,7 +178,7 @@ def test_another_term_is_in_all_plans() -> None:
     assert of.empty.term == 9
 
 
-def test_a_plan_that_is_to_be_sent_once_more_says_the_same() -> None:
+def test_a_plan_that_must_be_sent_once_more_is_the_same() -> None:
     of = plans()
     of.change("a", ASSIGNED, 0.0)
     of.take_changed()
@@ -190,7 +190,7 @@ def test_a_plan_that_is_to_be_sent_once_more_says_the_same() -> None:
     assert of.take_changed() == ["a"] and of.of("a", 1.0) == before, "it has read about its round"
 
 
-def test_a_plan_says_which_round_has_ended_only_to_a_node_that_has_yet_to_read_of_it() -> None:
+def test_a_plan_shows_which_round_has_ended_only_to_a_node_that_has_yet_to_read_of_it() -> None:
     of = plans()
     of.change("a", ASSIGNED, 1.0)
     of.change("a", STOPPED, 1.0)

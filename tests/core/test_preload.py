@@ -56,7 +56,7 @@ def test_what_is_learned_too_late_starts_nothing() -> None:
     assert core.phase is Phase.OFF
 
 
-def test_a_module_that_is_left_out_is_told_once_and_not_imported_again() -> None:
+def test_a_module_that_is_left_out_is_reported_once_and_not_imported_again() -> None:
     core = Preload(("a", "b"))
     actions = after(core, Importing("a"), LeftOut("a", "starts a thread"), Importing("b"), Tripped(), Ended(0))
     assert actions == [Warn("a starts a thread; it is not preloaded"), Stop(), Start(("b",))]
@@ -76,7 +76,7 @@ def test_a_module_that_ends_the_process_as_if_all_were_well_is_left_out_too() ->
     assert actions == [Warn("b ends the process (exit code 0); it is not preloaded"), Start(("a",))]
 
 
-def test_a_process_that_has_said_what_it_tripped_over_may_end_as_it_likes() -> None:
+def test_a_process_that_has_reported_what_it_tripped_over_may_end_as_it_likes() -> None:
     core = Preload(("a", "b"))
     actions = after(core, Importing("a"), LeftOut("a", "fails"), Importing("b"), Tripped(), Ended(-9))
     assert actions[-2:] == [Stop(), Start(("b",))]

@@ -113,7 +113,7 @@ def test_of_a_line_without_end_no_more_than_a_piece_is_kept() -> None:
 # Pace.
 
 
-def test_the_pace_is_that_of_the_last_minute_and_begins_anew_with_an_epoch() -> None:
+def test_the_pace_is_that_of_the_last_minute_and_begins_again_with_an_epoch() -> None:
     pace = Pace()
     assert pace.saw(0, 0.0) is None
     assert pace.saw(10, 10.0) == 1
@@ -154,7 +154,7 @@ def test_the_median_step_is_known_from_the_second_on_and_forgets_pauses() -> Non
         (AT.replace(total=None, remaining_s=None), "step 250, 2.5/s"),
     ],
 )
-def test_the_status_line_says_how_far_it_is_until_workers_start_again(event: ev.Progressed, expected: str) -> None:
+def test_the_status_line_shows_how_far_it_is_until_workers_start_again(event: ev.Progressed, expected: str) -> None:
     state = RunState()
     text = StatusText(state)
     state.tell(event, 1.0)
@@ -218,14 +218,14 @@ URL, CA, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT
         ({URL: "http://a/b", CA: "/ca", TOKEN: "/t"}, f"{URL}=http://a/b is not an https URL"),
     ],
 )
-def test_a_status_server_that_cannot_be_used_is_told_of(
+def test_a_status_server_that_cannot_be_used_is_reported(
     caplog: pytest.LogCaptureFixture, env: dict[str, str], expected: str
 ) -> None:
     assert status_server(env) is None
     assert expected in caplog.text
 
 
-def test_without_a_status_server_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_status_server_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert status_server({}) is None and not caplog.text
 
 

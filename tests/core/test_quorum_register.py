@@ -9,7 +9,7 @@ import pytest
 from aelastic.base.machine import InvalidTransition
 from aelastic.rdzv.stores import register_events as ev
 from aelastic.rdzv.stores.register import CAME_BETWEEN, FIRST_PATIENCE_S, LIMIT_S, PATIENCE_MAX_S, STEP_S, Register
-from aelastic.rdzv.stores.register_cells import Ballot, Cell, Vote, cell_from_bytes, cell_to_bytes
+from aelastic.rdzv.stores.register_cells import Ballot, StoreCell, Vote, cell_from_bytes, cell_to_bytes
 
 
 class Story:
@@ -17,7 +17,7 @@ class Story:
 
     def __init__(self, size: int = 3) -> None:
         self.now = 0.0
-        self.cells: list[Cell | None] = [None] * size
+        self.cells: list[StoreCell | None] = [None] * size
         self.silent: set[int] = set()
         self.down: set[int] = set()
         self.new_client()
@@ -28,7 +28,7 @@ class Story:
 
     def ask(self, expected: str = "", new: str | None = None) -> str | ev.NoMajority:
         """The register's answer, after as much time as it needs."""
-        todo = self.core.handle(ev.Asked(expected.encode(), None if new is None else new.encode()), self.now)
+        todo = self.core.handle(ev.Requested(expected.encode(), None if new is None else new.encode()), self.now)
         while True:
             for action in todo:
                 if isinstance(action, ev.Done):
@@ -59,7 +59,7 @@ class Story:
 
     def begin(self, expected: str, new: str) -> int:
         """Reads all cells for a write; returns the step that locks them."""
-        locks = self.core.handle(ev.Asked(expected.encode(), new.encode()), self.now)
+        locks = self.core.handle(ev.Requested(expected.encode(), new.encode()), self.now)
         while any(isinstance(each, ev.Look) for each in locks):
             answers = [answer for look in locks if (answer := self.answer(look))]
             locks = [action for answer in answers for action in self.core.handle(answer, self.now)]
@@ -103,9 +103,9 @@ def test_two_first_votes_that_come_between_each_other_leave_one_though_a_store_i
     story = Story()
     story.down = {2}
     one = story.core
-    writes = of_next_step(story, of_next_step(story, one.handle(ev.Asked(b"", b"one"), 0.0)))
+    writes = of_next_step(story, of_next_step(story, one.handle(ev.Requested(b"", b"one"), 0.0)))
     story.new_client("b")
-    locks = of_next_step(story, story.core.handle(ev.Asked(b"", b"two"), 0.0))
+    locks = of_next_step(story, story.core.handle(ev.Requested(b"", b"two"), 0.0))
     # Each write has come first in one store.
     answers = [story.answer(action) for action in (locks[0], writes[1], writes[0], locks[1])]
     assert [answer.is_done for answer in answers if isinstance(answer, ev.Written)] == [True, True, False, False]
@@ -140,7 +140,7 @@ def test_a_first_vote_waits_a_moment_for_a_store_that_may_know_another() -> None
 def test_stores_that_were_empty_at_different_moments_are_not_a_register_without_a_text() -> None:
     """The third store is slow, and each of the others is empty at the moment it is read."""
     story, late = written(), Register(3, "late")
-    late.handle(ev.Asked(), 0.0)
+    late.handle(ev.Requested(), 0.0)
     story.forget(1)
     late.handle(ev.Looked(1, 1, story.cells[1]), 0.0)
     assert story.ask() == "one", "which adds the store again"
@@ -154,7 +154,7 @@ def test_stores_that_were_empty_at_different_moments_are_not_a_register_without_
     assert late.is_known
 
 
-def test_that_there_is_no_text_costs_two_looks_and_the_second_no_patience() -> None:
+def test_an_absent_text_costs_two_looks_and_the_second_no_patience() -> None:
     story = Story()
     story.silent = {2}
     assert story.ask() == ""
@@ -162,7 +162,7 @@ def test_that_there_is_no_text_costs_two_looks_and_the_second_no_patience() -> N
     assert FIRST_PATIENCE_S <= story.now < FIRST_PATIENCE_S + 2 * PATIENCE_MAX_S
 
 
-def test_without_a_majority_it_says_which_stores_are_missing() -> None:
+def test_without_a_majority_it_shows_which_stores_are_missing() -> None:
     story = written()
     story.down, story.silent = {0}, {2}
     assert story.ask() == ev.NoMajority({0: "refused", 2: ""})
@@ -197,7 +197,7 @@ def test_an_answer_that_comes_late_is_not_in_vain(steps: int) -> None:
     """A lossy network delays answers by a second, and the attempt continues with them."""
     story = written()
     story.down = {2}
-    actions = story.core.handle(ev.Asked(b"one", b"two"), story.now)
+    actions = story.core.handle(ev.Requested(b"one", b"two"), story.now)
     for _ in range(steps):
         actions = of_next_step(story, actions)
         story.now, actions = story.now + PATIENCE_MAX_S, actions or passed(story, PATIENCE_MAX_S)
@@ -222,7 +222,7 @@ def passed(story: Story, seconds: float) -> list[ev.Action]:
 def test_a_store_that_refused_is_asked_again_while_another_is_slow() -> None:
     story = written()
     story.silent, story.down = {1}, {2}
-    looks = story.core.handle(ev.Asked(), story.now)
+    looks = story.core.handle(ev.Requested(), story.now)
     assert of_next_step(story, looks) == []
     story.down = set()
     (again,) = passed(story, STEP_S)
@@ -249,14 +249,14 @@ def test_a_store_that_is_back_gives_slow_ones_more_time_in_each_try() -> None:
     story.answer = go  # type: ignore[method-assign]
     assert story.ask("one", "two") == "two"
     assert late_s[:2] == [STEP_S, 2 * STEP_S]
-    story.core.handle(ev.Asked(), story.now)
+    story.core.handle(ev.Requested(), story.now)
     assert story.core.deadline == story.now + STEP_S, "the next operation begins as usual"
 
 
-def test_a_lock_of_an_earlier_try_that_comes_late_does_not_count_for_this_one() -> None:
+def test_a_lock_of_an_earlier_try_that_comes_late_is_ignored_for_this_one() -> None:
     story = written()
     story.down = {0}
-    looks = story.core.handle(ev.Asked(b"one", b"two"), story.now)
+    looks = story.core.handle(ev.Requested(b"one", b"two"), story.now)
     locks = of_next_step(story, looks) or passed(story, PATIENCE_MAX_S)
     (late,) = [lock for lock in locks if isinstance(lock, ev.Write) and lock.store == 1]
     story.down, story.silent = set(), {1}
@@ -279,7 +279,7 @@ def test_a_write_of_another_client_has_a_moment_to_end_before_it_is_disturbed(is
     locked = [other._try.lock_of(store) for store in range(2)]
     story.cells[:2] = list(locked)
     story.new_client("b")
-    looks = story.core.handle(ev.Asked(b"one", b"three"), story.now)
+    looks = story.core.handle(ev.Requested(b"one", b"three"), story.now)
     assert of_next_step(story, looks) == [] and story.core.phase == "pausing"
     if is_written:
         for store in range(3):
@@ -301,7 +301,7 @@ def test_stores_that_were_slow_for_one_operation_cost_the_next_one_no_time() -> 
     story = written()
     story.silent = {1, 2}
     story.ask()
-    story.core.handle(ev.Asked(), story.now)
+    story.core.handle(ev.Requested(), story.now)
     assert story.core.deadline == story.now + STEP_S
 
 
@@ -357,15 +357,15 @@ def test_a_vote_that_only_a_store_has_that_was_to_be_taken_in_does_not_speak_for
     """An attempt to add store 2 was overtaken at the members: its write to store 2 alone never took effect."""
     one, five, six = Ballot(1, "a"), Ballot(5, "b"), Ballot(6, "a")
     story = Story()
-    newest = Cell(one, six, Vote(six, (one, one, None), b"new"))
-    story.cells = [newest, newest, Cell(five, five, Vote(five, (one, one, five), b"old"))]
+    newest = StoreCell(one, six, Vote(six, (one, one, None), b"new"))
+    story.cells = [newest, newest, StoreCell(five, five, Vote(five, (one, one, five), b"old"))]
     story.silent = {1}
     assert isinstance(story.ask(), ev.NoMajority)
     story.silent = set()
     assert story.ask() == "new"
 
 
-def test_a_store_that_is_being_taken_in_does_not_count_for_the_vote_that_does_so() -> None:
+def test_a_store_that_is_being_taken_in_is_ignored_for_the_vote_that_does_so() -> None:
     story = written()
     story.forget(0)
     core, step = story.core, story.begin("one", "two")
@@ -400,7 +400,7 @@ def test_that_a_majority_has_forgotten_is_not_believed_of_answers_that_were_long
     """A client is suspended while it reads: two stores were empty, but hold the first vote when the third answers."""
     story = Story()
     slow = story.core
-    looks = slow.handle(ev.Asked(), 0.0)
+    looks = slow.handle(ev.Requested(), 0.0)
     empty = [story.answer(look) for look in looks[1:]]
     story.new_client("b")
     story.down = {2}
@@ -431,7 +431,7 @@ def test_a_store_that_is_taken_in_and_each_one_that_begins_again_has_a_new_life(
     assert {store for store in range(3) if incarnations[store] == before[store]} == kept
 
 
-def test_a_store_that_a_try_began_to_take_in_shows_that_there_is_a_job() -> None:
+def test_a_store_that_a_try_began_to_take_in_is_evidence_of_a_job() -> None:
     """The attempt got no further, and another store loses its data: a new client does not begin another job."""
     story = written()
     story.forget(0)
@@ -496,7 +496,7 @@ def test_while_a_first_try_is_locking_stores_another_client_looks_again() -> Non
 def test_answers_of_an_earlier_step_and_second_ones_change_nothing() -> None:
     story = written()
     core = story.core
-    looks = core.handle(ev.Asked(b"one", b"two"), 0.0)
+    looks = core.handle(ev.Requested(b"one", b"two"), 0.0)
     first = story.answer(looks[0])
     assert isinstance(first, ev.Looked)
     assert (
@@ -511,9 +511,9 @@ def test_answers_of_an_earlier_step_and_second_ones_change_nothing() -> None:
 
 def test_one_operation_at_a_time() -> None:
     story = Story()
-    story.core.handle(ev.Asked(), 0.0)
+    story.core.handle(ev.Requested(), 0.0)
     with pytest.raises(InvalidTransition):
-        story.core.handle(ev.Asked(), 0.0)
+        story.core.handle(ev.Requested(), 0.0)
 
 
 ENDPOINTS = ["n0:1", "n1:1", "n2:1"]
@@ -522,7 +522,7 @@ BALLOT = Ballot(3, 'a "b"')
 
 @pytest.mark.parametrize("vote", [None, Vote(BALLOT, (BALLOT, None, Ballot(1, "")), b"7\n{}\n\xff")])
 def test_a_cell_survives_its_bytes(vote: Vote | None) -> None:
-    cell = Cell(BALLOT, Ballot(9, "x"), vote)
+    cell = StoreCell(BALLOT, Ballot(9, "x"), vote)
     assert cell_from_bytes(cell_to_bytes(cell, ENDPOINTS)) == (cell, ENDPOINTS)
 
 

@@ -40,7 +40,7 @@ def rows(
     return [re.sub(r"\x1b\[[0-9;]*m", "", row).rstrip() for row in drawn]
 
 
-def test_all_that_there_is_fits_in_a_row_for_each_rank() -> None:
+def test_everything_fits_in_a_row_for_each_rank() -> None:
     shown = picture(
         rank(0, state="succeeded"),
         rank(1, state="failed"),

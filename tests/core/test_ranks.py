@@ -27,7 +27,7 @@ def test_no_nodes_have_no_ranks() -> None:
     assert assign_ranks([]) == []
 
 
-def test_role_ranks_run_through_the_nodes_of_a_role_also_when_another_role_stands_between() -> None:
+def test_role_ranks_run_through_the_nodes_of_a_role_also_when_another_role_comes_between() -> None:
     table = assign_ranks([("trainer", 2), ("reader", 3), ("trainer", 4)])
     assert [ranks.first_role_rank for ranks in table] == [0, 0, 2]
     assert [ranks.role_world_size for ranks in table] == [6, 3, 6]

@@ -77,7 +77,7 @@ def test_a_name_is_given_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["torch:c10d", "torch:etcd"])
-async def test_torchs_own_are_asked_for_by_their_long_names(name: str) -> None:
+async def test_torchs_own_are_found_by_their_long_names(name: str) -> None:
     assert isinstance(open_link(spec(name), "n1", AROUND), TorchHandlerLink)
 
 

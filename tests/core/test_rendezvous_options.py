@@ -36,7 +36,7 @@ def test_a_static_job_meets_at_its_master(script: str, caplog: pytest.LogCapture
     assert "rendezvous at 127.0.0.1:29500; use --master-addr for another address" in caplog.text
 
 
-def test_nothing_is_said_of_a_master_that_was_given(script: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_logged_about_a_master_that_was_given(script: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     spec_of(script, "--nnodes 2 --master-addr node7")
     spec_of(script, "--nnodes 2 --rdzv-endpoint node7:29500")
@@ -93,7 +93,7 @@ def test_of_several_static_endpoints_none_is_the_masters(script: str, caplog: py
     assert not caplog.records
 
 
-def test_a_master_is_not_used_by_other_back_ends_and_that_is_said(
+def test_a_master_is_not_used_by_other_back_ends_and_that_is_logged(
     script: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -109,7 +109,7 @@ def test_one_node_with_an_endpoint_that_others_can_reach_is_a_rendezvous(script:
     assert (settings.min_nodes, settings.max_nodes) == (1, 1)
 
 
-def test_standalone_wins_over_the_rendezvous_but_for_the_jobs_name_and_that_is_said(
+def test_standalone_wins_over_the_rendezvous_but_for_the_jobs_name_and_that_is_logged(
     script: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -144,7 +144,7 @@ def test_a_node_wishes_for_the_rank_it_is_given(
     assert rendezvous_of(script, f"{C10D} {options}", **environ).node_rank == rank
 
 
-def test_a_rank_from_the_scheduler_is_told(script: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rank_from_the_scheduler_is_logged(script: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     spec_of(script, C10D, JOB_COMPLETION_INDEX="5")
     assert "JOB_COMPLETION_INDEX=5 is the preferred node rank; use --node-rank for another" in caplog.text
@@ -220,7 +220,7 @@ def test_what_a_scheduler_should_not_say_is_refused_by_the_variables_name(
 
 
 @pytest.mark.parametrize("variable, value", [("JOB_COMPLETION_INDEX", "-1"), ("SLURM_NODEID", "abc")])
-def test_a_wish_that_is_no_rank_is_refused_by_the_variables_name(script: str, variable: str, value: str) -> None:
+def test_a_wish_that_is_not_a_rank_is_refused_by_the_variables_name(script: str, variable: str, value: str) -> None:
     assert complaint(*C10D.split(), script, **{variable: value}).startswith(f"{variable}={value}: it should hold")
 
 

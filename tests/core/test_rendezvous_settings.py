@@ -70,7 +70,7 @@ def test_the_lease_is_also_an_interval_and_how_many_may_be_missed() -> None:
     assert c10d(config={"keep_alive_interval": "2", "lease": "3"}).lease_s == 3.0
 
 
-def test_the_guard_waits_for_a_lease_and_a_second_where_another_round_may_begin_and_for_as_long_as_it_is_told() -> None:
+def test_the_guard_waits_for_a_lease_and_a_second_where_another_round_may_begin_and_otherwise_as_configured() -> None:
     assert c10d(max_nodes=2, config={"lease": "3"}).guard_timeout_s == 4.0
     assert c10d(max_nodes=1).guard_timeout_s is None
     assert c10d(max_nodes=2, config={"guard_timeout": "60"}).guard_timeout_s == 60.0
@@ -78,7 +78,7 @@ def test_the_guard_waits_for_a_lease_and_a_second_where_another_round_may_begin_
     assert c10d(max_nodes=2, config={"guard_timeout": "0"}).guard_timeout_s is None
 
 
-def test_what_is_for_the_back_end_is_no_error() -> None:
+def test_what_is_for_the_back_end_is_not_an_error() -> None:
     assert c10d(config={"is_host": "maybe", "store_type": "x", "protocol": ""}).join_timeout_s == JOIN_TIMEOUT_S
 
 

@@ -71,7 +71,7 @@ def test_a_worker_that_writes_is_never_given_up() -> None:
         assert story.look() == []
 
 
-def test_its_time_begins_anew_when_it_has_written() -> None:
+def test_its_time_begins_again_when_it_has_written() -> None:
     story = Story()
     while story.now < 110.0:
         story.write()
@@ -139,7 +139,7 @@ def test_a_worker_that_pauses_and_then_waits_for_a_cpu_is_not_idle() -> None:
     assert story.wait()[1].startswith("rank 4 neither wrote nor used the CPU for 2 s")
 
 
-def test_a_worker_that_has_written_gets_its_time_of_computing_anew_however_long_it_waited_for_a_cpu() -> None:
+def test_a_worker_that_has_written_gets_its_time_of_computing_again_however_long_it_waited_for_a_cpu() -> None:
     story = Story()
     for _ in range(40):
         story.samples[0] = story.samples[0].replace(waits_for_cpu=True)

@@ -84,7 +84,7 @@ def test_a_rule_is_read(text: str, rule: Rule) -> None:
     assert parse(text) == (rule,)
 
 
-def test_rules_stand_in_one_line_or_in_several() -> None:
+def test_rules_are_in_one_line_or_in_several() -> None:
     lines = "# what a file may have\nexit 3: stop\n\n*: restart   # the rest\n"
     assert [rule.text for rule in parse(lines)] == ["exit 3: stop", "*: restart"]
     assert [rule.text for rule in parse("exit 3: stop; *: restart;")] == ["exit 3: stop", "*: restart"]

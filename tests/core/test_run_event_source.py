@@ -69,6 +69,6 @@ def test_whatever_happens_the_story_makes_sense(seed: int) -> None:
         (("./train", "python"), "./train"),
     ],
 )
-def test_an_interpreter_is_introduced_by_what_it_runs(command: tuple[str, ...], name: str) -> None:
+def test_an_interpreter_is_introduced_with_the_script_it_runs(command: tuple[str, ...], name: str) -> None:
     spec = WorkerSpec(entrypoint=command[0], args=command[1:])
     assert introduction(spec, run_id="job", node_id="node", host="host", pid=1).entrypoint == name

@@ -51,7 +51,7 @@ def test_py_spys_main_thread_comes_first_innermost_frame_first() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "[1]", '[{"frames": 3}]', '[{"frames": [{"name": "f"}]}]', "[" * 50])
-def test_what_is_no_stack_is_refused_in_one_way(text: str) -> None:
+def test_what_is_not_a_stack_is_refused_in_one_way(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         read_py_spy(text, 7)
 
@@ -91,7 +91,7 @@ def test_what_a_worker_calls_its_functions_can_not_draw_on_a_terminal() -> None:
     assert len(text) < 2000
 
 
-def test_ranks_that_stood_in_the_same_place_are_told_once_and_few_places_are() -> None:
+def test_ranks_that_stood_in_the_same_place_are_reported_once_and_few_places_are() -> None:
     def at(place: str, rank: int) -> str:
         return f"was killed; stack by py-spy:\n  in {place}\nall threads: /logs/{rank}/stack.txt"
 
@@ -122,7 +122,7 @@ def test_a_failure_besides_the_cause_has_its_stack_line_by_line() -> None:
     assert "  stack     : stands:\n    in f\n    in h\n" in text
 
 
-def test_ranks_that_hang_in_the_same_place_are_told_once() -> None:
+def test_ranks_that_hang_in_the_same_place_are_reported_once() -> None:
     text = str(ChildFailedError("job", {rank: stuck(rank, f"in f\nall threads: /{rank}") for rank in range(4)}))
     assert text.count("in f") == 1
     assert "\nAlso failed: ranks 1-3: no sign of life (the same stack)\n" in text

@@ -51,7 +51,7 @@ def described(status: RunState, now: float, **usage: tuple[float, int]) -> Any:
     return json.loads(json.dumps(describe(status, now, NOON, {int(key[1:]): value for key, value in usage.items()})))
 
 
-def test_workers_that_do_not_run_on_are_told_beside_those_that_run() -> None:
+def test_workers_that_do_not_run_on_are_reported_beside_those_that_run() -> None:
     status = state_after(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING)
     shown = json.loads(json.dumps(describe(status, 9.0, NOON, {}, {1: "stopped"})))
     assert [worker["kernel"] for worker in shown["workers"]] == [None, "stopped"]
@@ -62,7 +62,7 @@ def test_workers_that_do_not_run_on_are_told_beside_those_that_run() -> None:
     assert both.endswith("; ranks 2, 3 are in zombie state: the main thread has ended")
 
 
-def test_before_anything_happens_it_says_so() -> None:
+def test_before_anything_happens_the_status_shows_that() -> None:
     shown = described(RunState(), 0.0)
     assert (shown["phase"], shown["state"], shown["ready"], shown["run"], shown["round"]) == (
         "init",
@@ -74,7 +74,7 @@ def test_before_anything_happens_it_says_so() -> None:
     assert shown["workers"] == shown["phases"] == []
 
 
-def test_while_nodes_are_missing_it_says_which_and_is_not_ready() -> None:
+def test_while_nodes_are_missing_it_shows_which_and_is_not_ready() -> None:
     status = state_after(BEGAN, JOINING, ev.Waited("1 of 2 nodes are here: host-1"))
     assert readiness(status) == (False, "waiting for a round to be complete: 1 of 2 nodes are here: host-1")
     shown = described(status, 60.0)
@@ -83,7 +83,7 @@ def test_while_nodes_are_missing_it_says_which_and_is_not_ready() -> None:
     assert shown["run"]["run_id"] == "job-7" and shown["run"]["began"] == "2026-11-21T11:59:00.000+00:00"
 
 
-def test_of_several_endpoints_it_says_which_answer_and_since_when() -> None:
+def test_of_several_endpoints_it_shows_which_answer_and_since_when() -> None:
     assert described(state_after(BEGAN), 1.0)["endpoints"] is None
     changes = [("n1:1", "connection refused"), ("n0:1", ""), ("n1:1", ""), ("n0:1", "came back empty")]
     status = state_after(BEGAN, *(ev.EndpointChanged(*each) for each in changes))
@@ -190,12 +190,12 @@ def test_the_last_failure_is_the_first_of_its_generation() -> None:
 
 
 @pytest.mark.parametrize("timestamp", [0, 10**30, -(10**30), 10**12])
-def test_a_time_of_no_era_is_told_as_none(timestamp: int) -> None:
+def test_a_time_of_no_era_is_none(timestamp: int) -> None:
     status = state_after(BEGAN, formed(), ev.WorkerEnded(1, 0, 2, "failed", failure(2, timestamp=timestamp)))
     assert described(status, 9.0)["last_failure"]["at"] is None
 
 
-def test_of_a_long_traceback_the_end_is_told() -> None:
+def test_the_end_of_a_long_traceback_is_shown() -> None:
     long = "x" * (2 * TRACEBACK_CHARACTERS_MAX) + "the end"
     status = state_after(BEGAN, formed(), ev.WorkerEnded(1, 0, 2, "failed", failure(2, long)))
     traceback = described(status, 9.0)["last_failure"]["traceback"]
@@ -203,7 +203,7 @@ def test_of_a_long_traceback_the_end_is_told() -> None:
 
 
 @pytest.mark.words
-def test_restarts_are_told_by_cause_with_the_last_ones_reason() -> None:
+def test_restarts_are_reported_by_cause_with_the_last_ones_reason() -> None:
     status = state_after(
         BEGAN,
         formed(),
@@ -245,7 +245,7 @@ def test_in_place_a_worker_that_keeps_its_process_has_been_running_since_its_sta
     assert [(each["pid"], each["started"][17:19]) for each in shown["workers"]] == [(10, "52"), (12, "55")]
 
 
-def test_a_recovery_in_place_is_told_and_what_failed_before_it_still_is() -> None:
+def test_a_recovery_in_place_is_reported_and_what_failed_before_it_still_is() -> None:
     status = lost_and_recovered(state_after(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING))
     shown = described(status, 12.0)
     assert shown["recoveries"] == 1 and shown["last_restart"]["in_place"] is True
@@ -273,7 +273,7 @@ def test_a_recovery_that_is_given_up_is_a_restart() -> None:
     assert shown["last_restart"]["in_place"] is False and shown["recoveries"] == 0 and shown["last_recovery"] is None
 
 
-def test_phases_come_with_begin_and_end_and_no_more_than_so_many() -> None:
+def test_phases_come_with_begin_and_end_and_only_the_last_are_kept() -> None:
     status = state_after(BEGAN, formed(), ev.PhaseTook("detect", 0.25, 1), *[ev.PhaseTook("stop", 0.5)] * PHASES_MAX)
     phases = described(status, float(PHASES_MAX + 2))["phases"]
     assert len(phases) == PHASES_MAX and {phase["phase"] for phase in phases} == {"stop"}
@@ -312,7 +312,7 @@ def test_workers_that_start_while_they_are_stopped_are_not_ready() -> None:
     assert status.running == {0: 10, 1: 11}  # they are alive
 
 
-def test_an_ended_run_says_how() -> None:
+def test_an_ended_run_shows_how() -> None:
     shown = described(
         state_after(
             BEGAN, formed(), SPAWNING, started(), RUNNING, ev.RunEnded(WorkerState.FAILED, "no restart is left")
@@ -323,7 +323,7 @@ def test_an_ended_run_says_how() -> None:
     assert shown["now"] is None and not shown["ready"]
 
 
-def test_a_restart_or_a_stop_at_a_save_is_no_drain() -> None:
+def test_a_restart_or_a_stop_at_a_save_is_not_a_drain() -> None:
     for verb, drains in (("drain", 1), ("restart", 0), ("stop", 0)):
         saving, restarting = (
             ev.Announced("saving", "…", 8, verb=verb),

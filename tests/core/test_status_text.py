@@ -99,7 +99,7 @@ def test_a_failure_of_ours_is_named_while_the_others_are_stopped() -> None:
     assert line(text).startswith("aelastic 7 s | rank 3 failed | waiting for the leader's decision | ")
 
 
-def test_a_restart_says_why_and_counts() -> None:
+def test_a_restart_shows_why_and_counts() -> None:
     text = text_after(
         *RUNNING, ev.Restarting("failure", decided.restart(1, 3, decided.failed(0, "b")), 1), changed(Phase.STOPPING)
     )
@@ -166,7 +166,7 @@ def test_durations_are_coarser_the_longer_they_are(passed_s: float, words: str) 
 
 @given(began=st.floats(0, 1e6), passed=st.floats(0, 1e5))
 @example(began=0.7, passed=8.0)
-def test_the_line_changes_when_it_is_said_to_and_not_before(began: float, passed: float) -> None:
+def test_the_line_changes_when_it_is_due_and_not_before(began: float, passed: float) -> None:
     text = Recorder()
     text.run.tell(BEGAN, began)
     now = began + passed

@@ -10,7 +10,7 @@ from kit.stories.files import FOLDER, SHELL_FOLDER, Story, changes, read, rewrit
 
 
 @pytest.mark.parametrize("path", every.CORE, ids=lambda path: path.stem)
-def test_the_stories_of_a_file_go_as_they_are_told(path: Path) -> None:
+def test_the_stories_of_a_file_go_as_written(path: Path) -> None:
     assert changes(path, every.CORE[path]) == "", "if the change is intended: `make stories`"
 
 

@@ -47,7 +47,7 @@ def test_a_log_that_is_cut_anywhere_adds_up(seed: int) -> None:
             assert all(each >= -1e-6 for each in report.seconds.values())
 
 
-def test_starts_in_place_are_told_among_the_starts() -> None:
+def test_starts_in_place_are_reported_among_the_starts() -> None:
     spent = TimeSpent()
     for at, (number, in_place) in enumerate([(1, False), (2, True), (3, False)]):
         fields = {"round": number, "world_size": 4, "in_place": in_place}

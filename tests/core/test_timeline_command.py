@@ -85,7 +85,7 @@ def test_a_log_whose_agent_is_gone_is_cut_off(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().out.count(": cut off; ") == 2
 
 
-def test_a_log_whose_agent_lives_goes_on_until_now(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_whose_agent_lives_continues_until_now(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     agent = NodeLog(socket.gethostname(), pid=os.getpid())
     # This process's own log must not be older than the process; one from an hour from now is not.
     agent.lines = [line.replace(b'"2026-', b'"2096-') for line in agent.lines]
@@ -102,7 +102,7 @@ def a_failure(*, then: Phase) -> NodeLog:
     return node
 
 
-def test_the_end_of_a_failed_run_is_told_with_the_worker_that_failed_first(
+def test_the_end_of_a_failed_run_is_reported_with_the_worker_that_failed_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = a_failure(then=Phase.DONE)
@@ -179,7 +179,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("command", REFUSED)
-def test_what_is_refused_is_said_in_one_line(
+def test_what_is_refused_is_reported_in_one_line(
     folder: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder.parent)

@@ -25,8 +25,8 @@ from aelastic.observe.run_events import (
 from aelastic.rdzv.decisions import wording
 from aelastic.tools.timeline.chart import restart_words
 from aelastic.tools.timeline.html import page, summary
-from aelastic.tools.timeline.merge import story_from
-from aelastic.tools.timeline.model import UNKNOWN_END_S, NodeStory, Recovery
+from aelastic.tools.timeline.merge import timeline_from
+from aelastic.tools.timeline.model import UNKNOWN_END_S, NodeTimeline, Recovery
 from aelastic.tools.timeline.reader import LINE_BYTES_MAX, UnknownVersionError, read_logs, runs_of
 from aelastic.workers.states import Phase, WorkerState
 
@@ -39,14 +39,14 @@ def alone() -> NodeLog:
     return a
 
 
-def blocks_of(node: NodeStory) -> list[tuple[str, float, float]]:
+def blocks_of(node: NodeTimeline) -> list[tuple[str, float, float]]:
     return [(block.name, round(block.start, 3), round(block.end, 3)) for block in node.blocks]
 
 
 # One run.
 
 
-def test_what_would_have_changed_an_end_is_said_with_it() -> None:
+def test_what_would_have_changed_an_end_is_reported_with_it() -> None:
     a = a_start()
     off = decided.refused()
     a.add(1.0, RunEnded(WorkerState.FAILED, wording.text_of(off), decision=off))
@@ -82,7 +82,7 @@ def test_a_worker_that_keeps_its_process_is_one_life_and_a_replacement_another()
     assert [process.start for process in node.incarnations if process.is_replacement] == [pytest.approx(5.1)]
 
 
-def test_a_restart_in_place_says_how_many_workers_were_kept_and_names_the_one_that_was_lost() -> None:
+def test_a_restart_in_place_shows_how_many_workers_were_kept_and_names_the_one_that_was_lost() -> None:
     a = alone()
     continues_in_place(a, 5.0, lost=0, number=2)
     continues_in_place(a, 7.0, lost=1, number=3)  # whose process is from the first round
@@ -99,7 +99,7 @@ def test_a_restart_in_place_says_how_many_workers_were_kept_and_names_the_one_th
     assert page(story).count("<p>1 of 2 workers kept their processes") == 2
 
 
-def test_workers_of_a_node_that_kept_none_count_as_well() -> None:
+def test_workers_of_a_node_that_kept_none_are_also_counted() -> None:
     a, b = alone(), NodeLog("node-b", begins=1.0)
     continues_in_place(a, 5.0, lost=0, number=2)
     b.formed(5.1, 2, 1, nodes=2)
@@ -127,7 +127,7 @@ def test_a_recovery_that_is_given_up_is_drawn_as_a_restart() -> None:
 # Several nodes.
 
 
-def test_nodes_stand_in_the_order_of_their_group_ranks() -> None:
+def test_nodes_are_in_the_order_of_their_group_ranks() -> None:
     a, b = a_crash()
 
     assert [node.name for node in story_of(b, a).nodes] == ["node-a", "node-b"]
@@ -150,7 +150,7 @@ def test_clocks_that_agree_are_left_alone() -> None:
     assert not story.notes
 
 
-def test_agents_of_one_host_are_told_apart() -> None:
+def test_agents_of_one_host_are_distinguished() -> None:
     a = NodeLog("node-a", pid=1)
     b = NodeLog("node-a", pid=2)
 
@@ -195,10 +195,10 @@ def test_what_follows_a_start_is_unknown_where_the_log_ends_with_it() -> None:
     assert of_two.is_training_known  # the other's log continues
     (alive,) = logs_of(killed)
     alive.alive_at = alive.first_wall + 3.0
-    assert story_from([alive]).is_training_known
+    assert timeline_from([alive]).is_training_known
 
 
-def test_an_unfinished_last_line_is_no_damage() -> None:
+def test_an_unfinished_last_line_is_not_damage() -> None:
     a, _ = a_crash()
     (whole,) = read_logs("a", a.lines)
     (torn,) = read_logs("a", [*a.lines[:-1], a.lines[-1][:40]])
@@ -280,7 +280,7 @@ def test_logs_that_overlap_are_one_run_and_a_run_id_that_was_used_again_is_anoth
     assert [len(run) for run in runs_of(logs_of(*a_node_lost()))] == [3]
 
 
-def test_several_agents_in_one_file_are_told_apart() -> None:
+def test_several_agents_in_one_file_are_distinguished() -> None:
     a, b = a_crash()
 
     logs = read_logs("both", [line for pair in zip(a.lines, b.lines, strict=False) for line in pair])

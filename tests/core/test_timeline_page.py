@@ -26,7 +26,7 @@ from kit.stories.timelines import (
 from aelastic.observe.run_events import Compared, Killed, Noticed, StacksTaken, StopAsked, Waited
 from aelastic.tools.timeline.chart import NODES_MAX, chart_of
 from aelastic.tools.timeline.html import CARDS_MAX, page, summary
-from aelastic.tools.timeline.merge import story_from
+from aelastic.tools.timeline.merge import timeline_from
 from aelastic.tools.timeline.perfetto import trace
 from aelastic.tools.timeline.text import duration
 
@@ -58,7 +58,7 @@ def test_a_restart_has_a_table_of_what_it_cost() -> None:
     assert row == ["node-a", "20 ms", "80 ms", "–", "100 ms", "50 ms", "250 ms"]
 
 
-def test_starts_are_told_apart_by_look_and_in_words_and_a_restart_says_when_its_first_output_came() -> None:
+def test_starts_differ_in_look_and_in_words_and_a_restart_shows_when_its_first_output_came() -> None:
     story = story_of(cold_and_warm())
     text = page(story)
 
@@ -99,7 +99,7 @@ def test_what_comes_from_a_log_is_never_markup() -> None:
     text.encode()
 
 
-def test_a_log_that_breaks_off_says_so() -> None:
+def test_a_log_that_breaks_off_reports_it() -> None:
     data, text = data_of(page(story_of(*a_node_lost()))), page(story_of(a_crash()[0]))
 
     guessed = [box for box in boxes_of(data) if box["e"] > box.get("known", box["e"])]
@@ -108,7 +108,7 @@ def test_a_log_that_breaks_off_says_so() -> None:
     assert "still running or cut off" in page(story_of(*a_node_lost()[1:2]))
 
 
-def test_the_page_says_what_ran() -> None:
+def test_the_page_shows_what_ran() -> None:
     # A script may have the name of an interpreter.
     a = a_start()
     a.lines[0] = changed(a.lines[0], entrypoint="tools/python_bench.py")
@@ -144,7 +144,7 @@ def test_a_run_without_an_id_of_the_users_is_called_by_its_script(
         ((0,), (), "still running or cut off"), ((), (), "still running or cut off"),
     ],
 )  # fmt: skip
-def test_the_badge_says_what_is_known_of_a_log_that_breaks_off(
+def test_the_badge_shows_what_is_known_of_a_log_that_breaks_off(
     dead: tuple[int, ...], alive: tuple[int, ...], words: str
 ) -> None:
     logs = logs_of(a_start("node-a"), a_start("node-b"))
@@ -153,7 +153,7 @@ def test_the_badge_says_what_is_known_of_a_log_that_breaks_off(
     for place in alive:
         logs[place].alive_at = logs[place].last_wall + 5
 
-    assert f'<span class="badge ">{words}</span>' in page(story_from(logs))
+    assert f'<span class="badge ">{words}</span>' in page(timeline_from(logs))
 
 
 def test_no_shares_are_stated_where_the_log_ends_with_the_start() -> None:
@@ -274,7 +274,7 @@ def test_a_run_of_no_length_has_a_page() -> None:
         (3599.6, "1 h 00 min"), (86399, "1 d 0 h"), (387000, "4 d 11 h"),
     ],
 )  # fmt: skip
-def test_lengths_of_time_are_said_as_people_say_them(seconds: float, words: str) -> None:
+def test_lengths_of_time_are_written_as_people_write_them(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 

@@ -25,7 +25,7 @@ def next_scope(story: Playing) -> str:
 
 
 @pytest.mark.parametrize("signum", [0, -1])
-def test_a_timer_without_a_signal_is_only_told_of_and_that_not_for_ever(signum: int) -> None:
+def test_a_timer_without_a_signal_is_only_reported_and_not_without_a_limit(signum: int) -> None:
     story, actions = Playing(), list[t.Action]()
     for number in range(3 * t.REPORTED_MAX):
         story.handle(f"0 sets step{number} 1 {signum}")
@@ -73,7 +73,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
-def test_a_line_that_is_no_timer_is_dropped_and_complained_of_once(data: bytes) -> None:
+def test_a_line_that_is_not_a_timer_is_dropped_and_complained_of_once(data: bytes) -> None:
     story = Playing()
     story.handle("0 sets step 5")
     (complaint,) = story.receive(data)
@@ -118,7 +118,7 @@ def test_fields_and_versions_to_come_are_none_of_our_business() -> None:
     assert (story.receive(line(100, "step", story.wall + 5, version=2, why="because")), story.left_s) == ([], 5)
 
 
-def test_at_once_there_is_a_limited_number_of_timers_and_those_that_run_go_on() -> None:
+def test_at_once_there_is_a_limited_number_of_timers_and_those_that_run_continue() -> None:
     story = Playing()
     (complaint,) = story.receive(*(line(100, f"step {n}", story.wall + 5 + n) for n in range(t.TIMERS_MAX + 10)))
     assert isinstance(complaint, t.Complain) and complaint.kind is t.Kind.EXCESS
@@ -253,7 +253,7 @@ class Checked:
             pieces.append(data[:cut])
             data = data[cut:]
         for piece in [*pieces, data]:
-            self.carry_out(self.core.handle(t.Received(piece, self.now + EPOCH_S), self.now))
+            self.carry_out(self.core.handle(t.DataReceived(piece, self.now + EPOCH_S), self.now))
 
     def wait(self, seconds: int) -> None:
         self.now += seconds + 0.5  # times are whole seconds, and wall times are rounded

@@ -128,5 +128,5 @@ def test_a_pause_before_any_fault_has_no_cause() -> None:
     assert [pause.cause for pause in pauses(steps(1, 1, 2, at=3.0), [], STEP_S, 0.0, 3.04)] == ["none"]
 
 
-def test_the_curve_says_what_was_finished_by_each_second() -> None:
+def test_the_curve_shows_what_was_finished_by_each_second() -> None:
     assert counted_each_second((0.5, 0.9, 2.5), 0.0, 3.0) == [2, 2, 3]

@@ -70,7 +70,7 @@ LOST = {"b": "silent for 5 s", "a": "connection closed"}
         ),
     ],
 )
-def test_a_line_says_which_nodes_have_joined_and_which_are_missing(
+def test_a_line_shows_which_nodes_have_joined_and_which_are_missing(
     joined: list[Node], others: dict[str, Any], expected: str
 ) -> None:
     assert line(joined, **others) == f"rendezvous: {expected}"

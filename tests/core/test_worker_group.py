@@ -19,7 +19,7 @@ def test_a_group_begins_in_init_with_nothing_armed() -> None:
     assert [part for part, _ in Playing("init").state[:2]] == ["init", "INIT"] and Playing("init").core.deadline is None
 
 
-def test_a_message_of_a_megabyte_is_no_reason_of_a_megabyte() -> None:
+def test_a_message_of_a_megabyte_is_not_a_reason_of_a_megabyte() -> None:
     story = Playing("running")
     story.core.handle(ev.Exited(1, 0, FAILURE.replace(message="x" * (1 << 20))), story.now)
     assert story.core.reason == "x" * MESSAGE_CHARS_MAX

@@ -57,7 +57,7 @@ def test_training_reaches_its_accuracy_under_torchrun_too(tmp_path: Path, warm: 
     assert epochs(done.stdout) == list(range(1, 13))
 
 
-def test_training_goes_on_from_its_checkpoint_after_a_worker_was_killed(tmp_path: Path, warm: Warm) -> None:
+def test_training_continues_from_its_checkpoint_after_a_worker_was_killed(tmp_path: Path, warm: Warm) -> None:
     done = train(warm, tmp_path / "digits.pt", "--crash-at-epoch", "4", "--crash-how", "kill")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resuming after epoch 3" in done.stdout
@@ -67,7 +67,7 @@ def test_training_goes_on_from_its_checkpoint_after_a_worker_was_killed(tmp_path
 
 @pytest.mark.timeout(400)
 @pytest.mark.all
-def test_training_that_misses_its_accuracy_fails_and_says_so_and_goes_on_with_another_number_of_workers(
+def test_training_that_misses_its_accuracy_fails_and_reports_it_and_continues_with_another_number_of_workers(
     tmp_path: Path, warm: Warm
 ) -> None:
     checkpoint = tmp_path / "digits.pt"

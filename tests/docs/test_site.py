@@ -159,7 +159,7 @@ def test_a_link_that_leaves_the_documentation_leads_to_the_file_on_the_site() ->
     assert site_hooks.within_the_site("[a](docs/how-to/caches.md)", "CHANGELOG.md") == "[a](how-to/caches.md)"
 
 
-def test_a_folder_in_the_navigation_stands_for_its_pages_that_are_not_named() -> None:
+def test_a_folder_in_the_navigation_covers_its_pages_that_are_not_named() -> None:
     nav = site_hooks.with_folders([{"How-to": ["how-to/index.md", "how-to/hangs.md", "how-to/"]}])
     (pages,) = (entry["How-to"] for entry in nav)
     assert pages[:2] == ["how-to/index.md", "how-to/hangs.md"] and len(pages) == len(set(pages))

@@ -96,7 +96,7 @@ def test_a_phone_shows_all_of_a_worker_why_it_was_restarted_and_that_no_restart_
 
 @pytest.mark.all
 @pytest.mark.parametrize("second, is_of_this_restart", [(12, True), (10, False)])
-def test_the_page_says_what_was_kept_in_place(tmp_path: Path, second: int, is_of_this_restart: bool) -> None:
+def test_the_page_shows_what_was_kept_in_place(tmp_path: Path, second: int, is_of_this_restart: bool) -> None:
     recovery = {"text": "3 of 4 workers kept, state of step 7 from rank 0, 60 ms", "at": f"2026-11-23T20:25:{second}Z"}
     status = {**STATUS, "last_restart": {**STATUS["last_restart"], "in_place": True}, "last_recovery": recovery}
     restart = read_on_a_phone(status, tmp_path)["restart"]

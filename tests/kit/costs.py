@@ -547,9 +547,9 @@ def workers_are_watched(count: int) -> Iterator[Measured]:
         yield "ends", ONE, Act(rules, hang_rules.Ended(rank), LATE)
 
 
-def timer(number: int, at: float, pid: int = 7) -> timer_rules.Received:
+def timer(number: int, at: float, pid: int = 7) -> timer_rules.DataReceived:
     text = f'{{"version": 1, "pid": {pid}, "scope_id": "{number}", "expiration_time": {at}, "signal": 9}}\n'
-    return timer_rules.Received(text.encode(), WALL)
+    return timer_rules.DataReceived(text.encode(), WALL)
 
 
 def timers_run(count: int) -> Iterator[Measured]:

@@ -87,7 +87,7 @@ def test_a_host_may_go_in_the_middle_of_a_claim(launch: Launcher, tmp_path: Path
         there.assert_not_side_by_side()
 
 
-def test_without_most_endpoints_workers_go_on_and_what_fails_waits_for_them_and_without_most_hosts_one_is_left_waiting(
+def test_without_most_endpoints_workers_continue_and_what_fails_waits_for_them_and_without_most_hosts_one_is_left_waiting(
     launch: Launcher, tmp_path: Path
 ) -> None:
     with battlefield(launch, "c10d on three", tmp_path) as there:
@@ -115,7 +115,7 @@ def test_without_most_endpoints_workers_go_on_and_what_fails_waits_for_them_and_
         there.assert_not_side_by_side()
 
 
-def test_a_coordinator_that_is_cut_off_as_the_job_fails_ends_nothing_that_the_others_go_on_with(
+def test_a_coordinator_that_is_cut_off_as_the_job_fails_ends_nothing_that_the_others_continue_with(
     launch: Launcher, tmp_path: Path
 ) -> None:
     """The last restart is used up 0.3 s after the failure, and by then the leader reaches no other node."""

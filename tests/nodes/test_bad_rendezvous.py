@@ -121,7 +121,7 @@ def stream_port(agent: Agent) -> int:
     return port
 
 
-def test_other_terms_and_nonsense_are_refused_and_the_job_goes_on_undisturbed(launch: Launcher) -> None:
+def test_other_terms_and_nonsense_are_refused_and_the_job_continues_undisturbed(launch: Launcher) -> None:
     """`test_unauthenticated_peers.py` covers silence and half a message, `test_secret.py` connections without the job's secret."""
     with team_of(launch, c10d(), "2:3", conf={"last_call_timeout": 0.1}) as team:
         agents = team.start_many(2)

@@ -175,7 +175,7 @@ async def test_this_machine_has_many_names(world: World, host: str) -> None:
     assert a.own_address not in {"127.0.0.1", "::1", "0.0.0.0"}
 
 
-async def test_the_user_may_say_which_agent_serves(world: World) -> None:
+async def test_the_user_may_choose_which_agent_serves(world: World) -> None:
     endpoint = f"localhost:{quiet_port()}"
     client = world.c10d(endpoint, is_host="false")
     with pytest.raises(RefusedError, match=f"{endpoint}: Connection refused"):
@@ -295,7 +295,7 @@ async def test_a_host_that_is_elsewhere_or_not_known_is_named(
     ],
 )
 @pytest.mark.usefixtures("hurry")
-async def test_nonsense_at_the_endpoint_is_no_store(
+async def test_nonsense_at_the_endpoint_is_not_a_store(
     world: World,
     program: Callable[[], AbstractContextManager[int]],
     error: type[Exception],
@@ -313,7 +313,9 @@ async def test_nonsense_at_the_endpoint_is_no_store(
 
 @pytest.mark.all
 @pytest.mark.usefixtures("hurry_at_silence")
-async def test_silence_is_told_and_is_no_store_in_the_end(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_silence_is_reported_and_is_not_a_store_in_the_end(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     with silent() as sock:
         port = sock.getsockname()[1]
         cell = world.c10d(f"127.0.0.1:{port}", read_timeout="2.5")
@@ -362,7 +364,7 @@ async def test_when_the_store_dies_with_its_agent_another_on_the_machine_serves_
 
 @pytest.mark.all
 @pytest.mark.cold
-async def test_a_store_that_is_gone_is_told_and_a_new_one_has_what_is_first_written_there(world: World) -> None:
+async def test_a_store_that_is_gone_is_reported_and_a_new_one_has_what_is_first_written_there(world: World) -> None:
     endpoint = f"localhost:{quiet_port()}"
     server, leader = world.c10d(endpoint), world.c10d(endpoint, is_host="false")
     await server.open()
@@ -393,7 +395,7 @@ async def test_a_store_that_is_gone_is_told_and_a_new_one_has_what_is_first_writ
 
 
 @pytest.mark.parametrize("is_by_another", [False, True])
-async def test_a_write_whose_answer_was_lost_counts_as_long_as_no_other_agent_has_written(
+async def test_a_write_whose_answer_was_lost_is_valid_while_no_other_agent_has_written(
     world: World, monkeypatch: pytest.MonkeyPatch, is_by_another: bool
 ) -> None:
     endpoint = f"localhost:{quiet_port()}"
@@ -611,7 +613,7 @@ async def test_of_a_killed_agent_nothing_is_left_also_where_it_waits_without_end
 
 
 @pytest.mark.cold
-async def test_without_torch_the_user_is_told(world: World) -> None:
+async def test_without_torch_the_user_gets_an_error(world: World) -> None:
     env = world.in_the_child("sys.modules['torch'] = None")
     endpoint = f"localhost:{quiet_port()}"
     cell = world.c10d(endpoint, env=env)

@@ -136,7 +136,7 @@ def recovery(there: Battlefield, single: Single) -> None:
 @pytest.mark.all
 @pytest.mark.timeout(3600 if EFFORT == "soak" else 400)
 @pytest.mark.parametrize("endpoint", ON)
-def test_after_a_fault_the_others_go_on_and_two_at_once_are_paid_by_the_rule(
+def test_after_a_fault_the_others_continue_and_two_at_once_are_paid_by_the_rule(
     launch: Launcher, tmp_path: Path, endpoint: str
 ) -> None:
     coordinator = 0 if endpoint == "c10d" else None  # the one with the endpoint

@@ -56,7 +56,7 @@ async def test_tls_with_a_ca_of_ones_own(
         await renew(cell, await written(cell, A))
 
 
-async def test_tls_that_cannot_work_says_why(
+async def test_tls_that_cannot_work_shows_why(
     tls_servers: tuple[EtcdServer, EtcdServer], certificates: Path, etcds: EtcdServers, closing: Closing
 ) -> None:
     tls, mutual = tls_servers
@@ -95,7 +95,7 @@ def guarded(tmp_path: Path) -> Iterator[EtcdServer]:
         yield server
 
 
-async def test_a_user_of_etcd_v3_leads_and_others_are_told(
+async def test_a_user_of_etcd_v3_leads_and_others_get_an_error(
     guarded: EtcdServer, tmp_path: Path, closing: Closing
 ) -> None:
     (tmp_path / "password").write_text("joe's: password\n")
@@ -137,7 +137,7 @@ async def test_credentials_that_the_server_does_not_ask_for_do_no_harm(
         await renew(cell, await written(cell, A))
 
 
-async def test_a_user_of_etcd_v2_leads_and_others_are_told(tmp_path: Path, closing: Closing) -> None:
+async def test_a_user_of_etcd_v2_leads_and_others_get_an_error(tmp_path: Path, closing: Closing) -> None:
     with etcd(EtcdServer(debian_etcd(), tmp_path / "etcd", ["--enable-v2"])) as server:
         token = "Basic " + b64encode(b"root:pw").decode()
         server.ask("/v2/auth/users/root", {"user": "root", "password": "pw"}, method="PUT")

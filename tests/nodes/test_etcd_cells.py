@@ -56,7 +56,7 @@ OLDER = b'{"epoch": 1, "candidate": {"node_id": "a", "addresses": ["h"], "port":
     ],
     ids=["garbage", "oldest", "older"],
 )
-async def test_what_is_no_cell_is_reported_with_the_key(
+async def test_what_is_not_a_cell_is_reported_with_the_key(
     backend: str,
     text: bytes,
     error: type[AelasticError],
@@ -277,7 +277,7 @@ async def test_a_write_whose_answer_is_lost_is_seen_later_and_counts(
         (502, b"<html>Bad gateway</html>", RendezvousConnectionError, "502"),
     ],
 )  # fmt: skip
-async def test_a_stranger_is_told_from_an_etcd_that_cannot_answer_now(
+async def test_a_stranger_differs_from_an_etcd_that_cannot_answer_now(
     backend: str, status: int, body: bytes, error: type[AelasticError], what: str, closing: Closing
 ) -> None:
     with http_server(status, body) as port:
@@ -296,7 +296,7 @@ async def test_a_stranger_is_told_from_an_etcd_that_cannot_answer_now(
     [(b"SSH-2.0-OpenSSH_9.2\r\n", RendezvousStateError), (b"", RendezvousConnectionError)],
     ids=["ssh", "nothing"],
 )
-async def test_a_server_that_does_not_speak_http_is_no_etcd(
+async def test_a_server_that_does_not_speak_http_is_not_an_etcd(
     answer: bytes, error: type[RendezvousError], closing: Closing
 ) -> None:
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -317,7 +317,7 @@ async def test_a_server_that_does_not_speak_http_is_no_etcd(
         (["--enable-v2", "--enable-grpc-gateway=false"], "etcd-v2", "etcd-v3", r"does not serve its v3 API .* etcd-v2"),
     ],
 )
-async def test_of_a_server_with_one_api_the_other_says_what_to_use(
+async def test_of_a_server_with_one_api_the_other_shows_what_to_use(
     tmp_path: Path, closing: Closing, options: list[str], found: str, other: str, expected: str
 ) -> None:
     with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", options)) as server:

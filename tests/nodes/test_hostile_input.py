@@ -142,7 +142,7 @@ def would_disturb(line: bytes) -> bool:
     return command.verb in {r.Verb.STOP, r.Verb.KILL, r.Verb.RESTART, "stacks"} or (is_of_a_node and not command.node)
 
 
-def test_a_job_bears_what_is_said_at_its_control_sockets(team: Team) -> None:
+def test_a_job_bears_whatever_comes_in_at_its_control_sockets(team: Team) -> None:
     job = Watched(team)
     sockets = []
     for agent in job.agents:
@@ -199,7 +199,7 @@ def upward(hello: m.Hello, term: int) -> list[Any]:
     ]  # fmt: skip
 
 
-def test_a_job_bears_what_is_said_at_the_port_of_its_leader(team: Team) -> None:
+def test_a_job_bears_whatever_comes_in_at_the_port_of_its_leader(team: Team) -> None:
     job = Watched(team)
     terms, token = m.Terms(**job.coordinates["terms"]), job.coordinates["token"]
     status = m.Status(STRANGERS_NODE, m.Past(m.NodePhase.READY))
@@ -219,7 +219,7 @@ def test_a_job_bears_what_is_said_at_the_port_of_its_leader(team: Team) -> None:
     job.assert_undisturbed()
 
 
-def test_a_job_bears_what_is_said_where_it_votes(team: Team) -> None:
+def test_a_job_bears_whatever_comes_in_where_it_votes(team: Team) -> None:
     job = Watched(team)
     # Each asks for its leader's place, and gets the current leader.
     ports = [job.written(agent, "votes") for agent in job.agents]

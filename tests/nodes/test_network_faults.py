@@ -133,7 +133,9 @@ def is_worker(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("family", [pytest.param("v4", marks=pytest.mark.all), "v6"])
-def test_each_port_listens_where_other_nodes_are_told_to_come(family: str, launch: Launcher, tmp_path: Path) -> None:
+def test_each_port_listens_at_the_addresses_that_other_nodes_are_given(
+    family: str, launch: Launcher, tmp_path: Path
+) -> None:
     secret = tmp_path / "secret"
     secret.touch(0o600)
     secret.write_text("a secret of the tests, in one line")
@@ -289,7 +291,7 @@ def test_new_agents_with_the_endpoint_begin_no_round_beside_the_one_that_is_cut_
 
 
 @pytest.mark.all
-def test_most_nodes_go_on_when_the_host_of_the_endpoint_falls_silent_and_another_node_coordinates(
+def test_most_nodes_continue_when_the_host_of_the_endpoint_falls_silent_and_another_node_coordinates(
     v4: Net, launch: Launcher
 ) -> None:
     nodes = [v4.node(f"node{i}") for i in range(3)]

@@ -64,7 +64,7 @@ def test_an_agent_that_comes_back_under_its_node_rank_replaces_its_old_self_at_o
 
 
 @pytest.mark.all
-def test_a_round_goes_on_untouched_if_its_coordinator_is_a_spare_that_sleeps_and_comes_back(launch: Launcher) -> None:
+def test_a_round_continues_untouched_if_its_coordinator_is_a_spare_that_sleeps_and_comes_back(launch: Launcher) -> None:
     with (
         external_store() as endpoint,
         team_of(launch, Meeting("c10d", endpoint), "2", conf={"lease": 5, "settle_time": 0.1}) as team,

@@ -116,7 +116,7 @@ def test_each_query_of_the_dashboard_parses_and_names_what_there_is(tmp_path: Pa
 
 @pytest.mark.ci
 @pytest.mark.all
-def test_a_restart_of_three_agents_is_one_and_the_failed_job_is_told_of(launch: Launcher, tmp_path: Path) -> None:
+def test_a_restart_of_three_agents_is_one_and_the_failed_job_is_reported(launch: Launcher, tmp_path: Path) -> None:
     ports = [quiet_port() for _ in range(3)]
     textfiles = tmp_path / "textfiles"
     textfiles.mkdir()

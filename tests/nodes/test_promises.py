@@ -542,7 +542,7 @@ leading.commit = commit_and_end
 
 @pytest.mark.all
 @pytest.mark.ci
-def test_a_verdict_that_nobody_was_told_is_that_of_the_next_leader_though_the_node_that_failed_is_lost(
+def test_a_verdict_that_nobody_received_is_that_of_the_next_leader_though_the_node_that_failed_is_lost(
     net: Net, launch: Launcher
 ) -> None:
     """The remaining node could run alone, and has never read of the failure."""

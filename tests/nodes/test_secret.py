@@ -134,7 +134,7 @@ NOTES_OFTEN = "from aelastic.rdzv.member import search\nsearch.NOTE_INTERVAL_S =
 WITHOUT_PATIENCE = "from aelastic.rdzv.protocol import other_secret\nother_secret.SECRET_CHANGE_S = 0.5\n"
 
 
-def test_a_node_with_another_secret_or_none_is_named_on_both_sides_and_the_job_goes_on(
+def test_a_node_with_another_secret_or_none_is_named_on_both_sides_and_the_job_continues(
     launch: Launcher, secret: Path, tmp_path: Path
 ) -> None:
     put(tmp_path / "other", secrets.token_hex(32))
@@ -183,7 +183,7 @@ def test_a_node_with_another_secret_or_none_is_named_on_both_sides_and_the_job_g
 
 @pytest.mark.all
 @pytest.mark.ci
-def test_a_node_with_a_secret_is_refused_by_a_job_without_one_and_both_sides_say_so(
+def test_a_node_with_a_secret_is_refused_by_a_job_without_one_and_both_sides_report_it(
     launch: Launcher, secret: Path
 ) -> None:
     with team_of(launch, c10d(), "1:2", conf={"last_call_timeout": 0.1}) as team:

@@ -131,7 +131,7 @@ async def test_the_end_of_a_job_is_believed_of_its_agents_alone(make: MakeCell) 
     assert await newcomer.read() == renewed(over)
 
 
-async def test_an_agent_without_the_secret_is_told_to_use_it(make: MakeCell) -> None:
+async def test_an_agent_without_the_secret_is_asked_to_use_it(make: MakeCell) -> None:
     await lead(make(secret_of("job")), A)
     newcomer = make(None)
     with pytest.raises(

@@ -37,7 +37,7 @@ def start(team: Team, number: int, node: Node) -> Agent:
 
 @pytest.mark.all
 @pytest.mark.parametrize("backend", [pytest.param("c10d", marks=pytest.mark.ci), "etcd-v3"])
-def test_the_others_go_on_without_the_coordinator_and_end_when_they_are_told_to(
+def test_the_others_continue_without_the_coordinator_and_end_on_request(
     backend: str, launch: Launcher, tmp_path: Path
 ) -> None:
     with netns.opened() as net:

@@ -200,7 +200,7 @@ def test_a_store_is_started_when_a_worker_loads_torch(launch: Launcher) -> None:
 
 
 @pytest.mark.all
-def test_without_torch_the_port_is_closed_that_is_told_and_the_next_generation_may_have_a_store(
+def test_without_torch_the_port_is_closed_that_is_reported_and_the_next_generation_may_have_a_store(
     launch: Launcher,
 ) -> None:
     env = in_each_store(launch.folder / "site", "sys.modules.update({} if os.path.exists('go') else {'torch': None})")
@@ -362,7 +362,7 @@ def test_two_ranks_train_over_a_restart_and_the_loop_never_stalls(tmp_path: Path
     assert longest < 1.0
 
 
-def test_the_port_asked_for_is_the_one_served_and_a_taken_one_is_refused(launch: Launcher) -> None:
+def test_the_port_requested_is_the_one_served_and_a_taken_one_is_refused(launch: Launcher) -> None:
     port = str(quiet_port())  # which the kernel assigns to nothing else between the first job and the third
     first = launch("say('port', os.environ['MASTER_PORT'])\nwait_for('go')\n", "--master-port", port, name="a")
     (line,) = first.wait_line("port")

@@ -120,7 +120,7 @@ def logs_of(agent: Agent, *agents: Agent) -> Output:
     return verb(agent.folder, "logs", str(other.starts[0].rank), "--stderr")
 
 
-def test_a_node_may_refuse_what_is_asked_for_on_others(launch: Launcher) -> None:
+def test_a_node_may_refuse_what_is_requested_on_others(launch: Launcher) -> None:
     with trio(launch, "--no-remote-requests", nnodes="2", nodes=2) as (team, agents):
         other = next(agent for agent in agents if agent is not team.coordinator)
         output = verb(other.folder, "restart")
@@ -132,7 +132,7 @@ def test_a_node_may_refuse_what_is_asked_for_on_others(launch: Launcher) -> None
 
 
 @pytest.mark.all
-def test_what_is_asked_for_while_the_coordinator_is_lost_is_answered_by_the_next(launch: Launcher) -> None:
+def test_what_is_requested_while_the_coordinator_is_lost_is_answered_by_the_next(launch: Launcher) -> None:
     with trio(launch) as (team, agents):
         coordinator = team.coordinator
         asker, other = (agent for agent in agents if agent is not coordinator)

@@ -194,7 +194,7 @@ async def test_ras_is_asked_once_and_what_came_in_time_counts(ras: Ras, monkeypa
 
 
 @pytest.mark.parametrize("env", [{"NCCL_RAS_ADDR": "127.0.0.1:1"}, {"NCCL_RAS_ADDR": "x"}, {"NCCL_RAS_ENABLE": "0"}])
-async def test_where_no_ras_answers_nothing_is_said(env: dict[str, str]) -> None:
+async def test_where_no_ras_answers_nothing_is_logged(env: dict[str, str]) -> None:
     assert await ras_line(env) == ""
 
 

@@ -52,7 +52,7 @@ def lines_of(run: subprocess.CompletedProcess[str]) -> dict[str, str]:
     return {rest.partition(": ")[0]: f"{level} {rest.partition(': ')[2]}" for level, rest in split}
 
 
-def test_each_endpoint_has_a_line_that_says_what_is_there(tmp_path: Path, warm_store: Warm) -> None:
+def test_each_endpoint_has_a_line_that_shows_what_is_there(tmp_path: Path, warm_store: Warm) -> None:
     port = quiet_port()
     with http.server.ThreadingHTTPServer(("127.0.0.2", port), http.server.BaseHTTPRequestHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -126,7 +126,7 @@ async def found(**fields: Any) -> dict[str, str]:
     return lines
 
 
-async def test_who_can_get_in_is_told_with_the_key_that_is_used(tmp_path: Path) -> None:
+async def test_who_can_get_in_is_reported_with_the_key_that_is_used(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.touch(0o600)
     secret.write_text("the first secret, of 32 bytes or more\nthe second secret, of 32 bytes or more\n")

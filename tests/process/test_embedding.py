@@ -301,7 +301,7 @@ def test_an_exception_of_a_function_comes_with_its_traceback_and_none_of_our_fra
     ],
 )
 @pytest.mark.usefixtures("all_given_back")
-def test_an_exit_code_or_a_value_that_cannot_be_returned_is_a_failure_that_says_so(
+def test_an_exit_code_or_a_value_that_cannot_be_returned_is_a_failure_that_reports_it(
     function: Callable[..., Any], method: str, exitcode: int | None, words: str
 ) -> None:
     args = [exitcode] if function is entrypoints.leave_with else []
@@ -427,7 +427,7 @@ def test_arguments_that_no_command_takes_are_refused(spec: dict[str, Any], words
 
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.all)])
 @pytest.mark.usefixtures("all_given_back")
-def test_a_function_that_workers_cannot_find_fails_once_and_says_so(
+def test_a_function_that_workers_cannot_find_fails_once_and_reports_it(
     method: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Like a function typed into a notebook: it exists in this `__main__`, and in no other."""

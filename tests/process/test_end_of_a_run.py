@@ -196,7 +196,7 @@ def test_a_disk_that_hangs_holds_up_the_end_for_a_bounded_time(
 
 
 @on_virtual_time
-async def test_a_folder_that_is_lost_is_told_once_and_the_job_goes_on(
+async def test_a_folder_that_is_lost_is_reported_once_and_the_job_continues(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("aelastic.agent.resources.StoreHost", StoreStandIn)

@@ -202,7 +202,7 @@ async def run(backend: FakeBackend, folder: Path, workers: int = 2, **more: Any)
 
 
 @on_virtual_time
-async def test_a_crash_and_a_restart_are_told_with_all_they_took(tmp_path: Path) -> None:
+async def test_a_crash_and_a_restart_are_reported_with_all_they_took(tmp_path: Path) -> None:
     records = await run(FakeBackend([FAILS, STUBBORN], [SUCCEEDS, SUCCEEDS], start_s=1), tmp_path)
     assert_whole(records)
     assert Counter(record["event"] for record in records) == {
@@ -304,7 +304,7 @@ def so_far(path: Path) -> list[Json]:
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
-async def test_on_a_full_disk_it_warns_once_and_goes_on_when_there_is_room(
+async def test_on_a_full_disk_it_warns_once_and_continues_when_there_is_room(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with small_disk(tmp_path / "disk") as disk:
@@ -457,7 +457,7 @@ async def test_nothing_follows_the_end_of_a_run(tmp_path: Path) -> None:
     assert records_of(path)[-1]["event"] == "run_ended"
 
 
-async def test_an_observer_that_was_told_nothing_makes_no_file(tmp_path: Path) -> None:
+async def test_an_observer_that_received_nothing_makes_no_file(tmp_path: Path) -> None:
     before = threading.enumerate()  # the thread of a previous log may be about to end
     log = EventLog(tmp_path / "events.jsonl")
     await log.aclose()

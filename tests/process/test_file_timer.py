@@ -151,7 +151,7 @@ def test_a_fifo_that_another_agent_reads_is_left_to_it(tmp_path: Path) -> None:
     first.server.close()
 
 
-def test_a_file_that_another_process_has_put_in_its_place_is_not_removed(tmp_path: Path) -> None:
+def test_a_file_that_another_process_has_put_instead_of_it_is_not_removed(tmp_path: Path) -> None:
     kennel = Kennel(tmp_path)
     kennel.server.open()
     kennel.path.unlink()
@@ -171,7 +171,9 @@ def test_a_file_that_another_process_has_put_in_its_place_is_not_removed(tmp_pat
         ("x" * 300, r"cannot be made \(File name too long\)"),
     ],
 )
-def test_where_no_fifo_can_be_it_says_so_and_leaves_what_is_there(tmp_path: Path, place: str, complaint: str) -> None:
+def test_where_no_fifo_can_be_it_reports_it_and_leaves_what_is_there(
+    tmp_path: Path, place: str, complaint: str
+) -> None:
     (tmp_path / "a file").touch()
     (tmp_path / "a folder").mkdir()
     os.mkfifo(tmp_path / "elsewhere")
@@ -280,7 +282,7 @@ async def test_timers_are_those_of_the_generation_that_runs(
     assert not caplog.records
 
 
-async def test_lines_that_are_no_timers_are_logged_once_of_each_kind_and_the_others_are_read(
+async def test_lines_that_are_not_timers_are_logged_once_of_each_kind_and_the_others_are_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with watching(tmp_path) as kennel:

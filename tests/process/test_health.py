@@ -160,7 +160,7 @@ def test_a_port_in_use_is_refused() -> None:
             listen_at(read_address(address))
 
 
-async def test_without_what_serves_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_what_serves_it_shows_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(InputError, match=f"{HEALTH_PORT_VARIABLE}=0 needs aiohttp: pip install aiohttp"):
         async with serving():
@@ -295,7 +295,7 @@ async def ask_here(url: str, *args: Any, **more: Any) -> Answer:
     return await anyio.to_thread.run_sync(lambda: ask(url, *args, **more), abandon_on_cancel=True)
 
 
-async def test_each_page_has_its_method_and_others_are_told_which() -> None:
+async def test_each_page_has_its_method_and_others_get_its_name() -> None:
     async with serving() as (server, url):
         assert server._limits is None, "no client has connected yet: code for answers is imported with the first"
         index = await ask_here(url)
@@ -505,7 +505,7 @@ async def _rest(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-async def test_a_request_may_have_so_many_bytes_and_no_more() -> None:
+async def test_a_request_may_have_a_limited_number_of_bytes() -> None:
     async with serving() as (_, url):
         place = urlsplit(url)
         reader, writer = await asyncio.open_connection(place.hostname, place.port)
@@ -656,7 +656,7 @@ def test_without_the_variable_a_class_makes_none_and_an_object_is_started_and_st
 
 
 @pytest.mark.parametrize("where", ["__init__", "start", "stop"])
-def test_a_server_that_raises_is_told_of_and_ends_nothing(where: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_raises_is_reported_and_ends_nothing(where: str, caplog: pytest.LogCaptureFixture) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise SystemExit(f"{where} has no port")
 

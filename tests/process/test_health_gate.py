@@ -80,7 +80,7 @@ def looks(*commands: str, folder: Path, times: int = 1) -> list[str]:
 COULD_NOT_DECIDE = "the health check failed to decide, so this node is treated as fit: "
 
 
-def test_a_check_that_is_broken_keeps_no_node_out_and_is_said_once(
+def test_a_check_that_is_broken_keeps_no_node_out_and_is_reported_once(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Several nodes look at the same time, twice each."""
@@ -91,7 +91,9 @@ def test_a_check_that_is_broken_keeps_no_node_out_and_is_said_once(
 
 
 @pytest.mark.usefixtures("short_limit")
-def test_a_check_that_hangs_keeps_no_node_out_and_is_said_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_check_that_hangs_keeps_no_node_out_and_is_reported_once(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert looks(*HANGS.values(), folder=folder, times=2) == ["", ""]
     assert [record.getMessage() for record in caplog.records] == [f"{COULD_NOT_DECIDE}took more than 0.2 s"] * 2
 
@@ -106,7 +108,7 @@ FIT_OR_NOT = {
 }
 
 
-def test_a_check_says_whether_a_node_is_fit(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_check_shows_whether_a_node_is_fit(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert looks(*FIT_OR_NOT, folder=folder) == [*FIT_OR_NOT.values()] and not caplog.records
 
 
@@ -206,7 +208,7 @@ while not os.path.exists("../end"):
 """
 
 
-def test_after_a_failure_the_others_go_on_without_a_node_that_is_unfit_and_it_comes_back(launch: Launcher) -> None:
+def test_after_a_failure_the_others_continue_without_a_node_that_is_unfit_and_it_comes_back(launch: Launcher) -> None:
     rendezvous = "--nnodes", "2:3", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{quiet_port()}"
     options = *rendezvous, "--rdzv-id", "fit", "--max-restarts", "3", "--rdzv-conf", "last_call_timeout=30"
     check = "! test -e unfit || { echo row 3 does not remap; exit 2; }"

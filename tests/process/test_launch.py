@@ -332,7 +332,7 @@ def test_a_health_check_server_is_stopped_however_the_job_ends(entrypoint: str) 
     assert server.calls == ["stop"]
 
 
-def test_the_health_check_is_told_when_the_loop_last_turned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_health_check_learns_when_the_loop_last_turned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocking, "_ANSWER_TIMEOUT_S", DEADLINE_S)
     callback = Delegating()
     answers: list[tuple[float, int, float]] = []

@@ -333,7 +333,7 @@ PLAIN = """
 
 
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.all)])
-def test_a_script_without_a_guard_is_told_what_to_do(method: str, tmp_path: Path) -> None:
+def test_a_script_without_a_guard_gets_advice(method: str, tmp_path: Path) -> None:
     code = PLAIN + f"    print(elastic_launch(one_node(start_method={method!r}), double)(4))\n"
     done = run_script(tmp_path, code)
     assert done.returncode == 1

@@ -47,7 +47,7 @@ FLOODS = "yes x | tr -d '\\n' | head -c 1000000; exit 3"
 HANDLES = 'if rank < 2: signal.signal(signal.SIGUSR2, lambda *_: say("got it", rank))\n'
 
 
-def test_a_signal_passes_to_workers_and_another_has_all_ranks_save_at_one_step(launch: Launcher) -> None:
+def test_a_signal_passes_to_workers_and_another_makes_all_ranks_save_at_one_step(launch: Launcher) -> None:
     """A notice command that floods and exits does not affect the job."""
     job = launch(
         HANDLES + TRAINS, "--nproc-per-node=3", "--on-signal=USR2=pass,USR1=drain:600", f"--notice-command={FLOODS}"
@@ -68,7 +68,7 @@ def test_a_signal_passes_to_workers_and_another_has_all_ranks_save_at_one_step(l
 
 
 @pytest.mark.parametrize("hang_timeout_s", [0, pytest.param(1, marks=pytest.mark.all)])
-def test_ranks_that_wait_do_not_hang_and_go_on_once_the_notice_is_called_off(
+def test_ranks_that_wait_do_not_hang_and_continue_once_the_notice_is_called_off(
     launch: Launcher, hang_timeout_s: int
 ) -> None:
     # They write until they wait: if one begins or arrives late, this keeps the other from looking hung.
@@ -181,7 +181,7 @@ def test_nothing_of_a_notice_command_outlives_an_agent_that_is_killed(launch: La
     job.wait_nothing_left()
 
 
-def test_a_notice_command_is_heard_outlives_the_workers_and_is_ended(launch: Launcher) -> None:
+def test_a_notice_command_is_read_outlives_the_workers_and_is_ended(launch: Launcher) -> None:
     waits = "while ! test -e told; do sleep 0.05; done; echo nonsense; echo drain 600 spot; sleep 600"
     prints = launch.write("says", waits, preamble="")
     trains = f"if rank == 1 and restart == 0:\n    sys.exit(3)\n{TRAINS}"

@@ -89,7 +89,7 @@ def test_a_worker_that_leaves_no_threads_is_started_again_and_the_job_that_fails
         ),
     ],
 )
-def test_a_host_that_is_short_of_them_is_said_to_be_and_no_restart_is_used(
+def test_a_host_that_is_short_of_them_is_reported_and_no_restart_is_used(
     launch: Launcher, wrapper: str, what: str, topic: str
 ) -> None:
     job = launch("say('started')", "--max-restarts=3", wrapper=wrapper)
@@ -140,7 +140,7 @@ def test_a_worker_that_forks_up_to_the_limit_costs_a_restart_and_no_more(
     assert_no_bug(job)
 
 
-def test_a_node_that_cannot_start_workers_gives_up_its_seat_and_the_others_go_on(launch: Launcher) -> None:
+def test_a_node_that_cannot_start_workers_gives_up_its_seat_and_the_others_continue(launch: Launcher) -> None:
     options = ("--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{quiet_port()}", "--rdzv-id=limits")
     both_at_first = ("--max-restarts=1", "--rdzv-conf=last_call_timeout=60")
     worker = "say('world', os.environ['WORLD_SIZE'], restart)\nwait_for('go' if os.environ['WORLD_SIZE'] == '1' else '/none')\n"
@@ -191,7 +191,7 @@ def test_too_few_files_for_an_agent_are_refused_in_one_line(launch: Launcher, li
 
 @pytest.mark.all
 @pytest.mark.parametrize("room", range(0, 12, 2))
-def test_an_agent_that_runs_out_of_files_later_ends_its_workers_and_says_why(launch: Launcher, room: int) -> None:
+def test_an_agent_that_runs_out_of_files_later_ends_its_workers_and_reports_why(launch: Launcher, room: int) -> None:
     """A surrounding program or an administrator may set such a limit."""
     worker = """
     import socket

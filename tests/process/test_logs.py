@@ -91,7 +91,7 @@ def test_files_lie_where_torchrun_puts_them_streams_are_chosen_by_local_rank_and
     ]
 
 
-def test_files_that_were_asked_for_stay_without_a_log_folder_too_and_their_place_is_told(launch: Launcher) -> None:
+def test_files_that_were_requested_stay_without_a_log_folder_too_and_their_place_is_reported(launch: Launcher) -> None:
     job = launch("say('hello')", "--redirects=1")
     assert job.wait() == 0, job.story
     (log,) = job.tmp.rglob("*.log")
@@ -230,8 +230,8 @@ def test_progress_bars_are_live_and_no_two_ranks_share_a_line(launch: Launcher, 
     assert stderr().endswith(b"\n")
 
 
-NO_WATCHES = "growth.Growth.watch = lambda self, path: None"
-NO_INSTANCES = "growth.Growth.__init__ = lambda self: setattr(self, '_fd', None)"
+NO_WATCHES = "growth.GrowthWatch.watch = lambda self, path: None"
+NO_INSTANCES = "growth.GrowthWatch.__init__ = lambda self: setattr(self, '_fd', None)"
 
 
 @pytest.mark.parametrize("lack", [NO_WATCHES, NO_INSTANCES], ids=["no watches left", "no instances left"])
@@ -508,7 +508,7 @@ def run(code: str, loop: str = "uvloop", **spec: Any) -> RunResult:
 
 
 @on_each_loop
-def test_objects_in_the_place_of_the_streams_get_everything_before_the_call_returns(
+def test_objects_instead_of_the_streams_get_everything_before_the_call_returns(
     loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, err = io.StringIO(), io.StringIO()

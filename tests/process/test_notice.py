@@ -124,7 +124,7 @@ def test_calls_are_counted_and_the_named_one_is_due(pages: NoticePages, worker: 
     assert worker.receive() == "goes on" and worker.due() == "False"
 
 
-def test_another_call_that_is_named_while_a_rank_waits_lets_it_go_on(pages: NoticePages, worker: Worker) -> None:
+def test_another_call_that_is_named_while_a_rank_waits_lets_it_continue(pages: NoticePages, worker: Worker) -> None:
     worker.due()
     pages.set_phase(SAVE, 2)
     assert worker.due() == "True"
@@ -159,7 +159,7 @@ def test_ranks_that_are_held_or_have_saved_wait_until_the_time_for_that_is_over(
     assert waiting(0.0) == []
 
 
-def test_a_script_that_goes_on_has_saved(pages: NoticePages, worker: Worker) -> None:
+def test_a_script_that_continues_has_saved(pages: NoticePages, worker: Worker) -> None:
     pages.set_phase(SAVE, 1)
     assert [worker.due(), worker.due()] == ["True", "False"]
     assert pages.saved() == {0}

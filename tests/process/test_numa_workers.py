@@ -84,7 +84,7 @@ def cpus_written(folder: Path, *ranks: int) -> list[list[int]]:
     return [[int(cpu) for cpu in (folder / f"cpus{rank}").read_text().split()] for rank in ranks]
 
 
-def test_programs_run_on_the_cpus_near_their_gpu_also_when_they_start_again_and_are_told_another_local_rank(
+def test_programs_run_on_the_cpus_near_their_gpu_also_when_they_start_again_and_get_another_local_rank(
     tmp_path: Path, two_nodes: dict[str, str]
 ) -> None:
     code = f"{PRINT_CPUS}; import sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
@@ -206,7 +206,7 @@ def test_asked_to_fall_back_workers_run_where_there_is_no_answer_at_all(
     assert "not bound to CPUs" in caplog.text.replace("no worker is bound", "not bound") and words in caplog.text
 
 
-def test_torchs_options_say_whether_to_fall_back() -> None:
+def test_torchs_options_decide_whether_to_fall_back() -> None:
     binding = pytest.importorskip("torch.numa.binding")
     for fall_back in (False, True):
         options = binding.NumaOptions(binding.AffinityMode.SOCKET, should_fall_back_if_binding_fails=fall_back)
@@ -219,7 +219,7 @@ NO_WORD = "torch cannot tell where the GPUs are (no reason given)"
 
 
 @pytest.mark.parametrize("before, words", [("", "torch sees no GPU"), ("import os; os._exit(3)", NO_WORD)])
-def test_without_gpus_the_command_line_says_so_and_starts_nothing(
+def test_without_gpus_the_command_line_reports_it_and_starts_nothing(
     launch: Launcher, tmp_path: Path, before: str, words: str
 ) -> None:
     path = write_torch(tmp_path / "fake", [], before)
@@ -259,9 +259,7 @@ def test_neither_a_stop_nor_a_cancellation_waits_for_torchs_answer(tmp_path: Pat
     assert not (tmp_path / "cpus0").exists()
 
 
-def test_torch_that_never_answers_is_waited_for_so_long_and_no_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_that_never_answers_is_waited_for_a_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topology, "_ASK_TIMEOUT_S", 0.2)
     env = environ(write_torch(tmp_path / "fake", [], before="import time; time.sleep(600)"))
     with pytest.raises(InputError, match=r"torch did not answer in 0\.2 s"):

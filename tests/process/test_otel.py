@@ -92,7 +92,7 @@ def spans_of(*events: ev.RunEvent) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("is_given_up", [False, True])
-def test_a_recovery_in_place_is_told_by_its_round_and_its_restart(is_given_up: bool) -> None:
+def test_a_recovery_in_place_is_reported_by_its_round_and_its_restart(is_given_up: bool) -> None:
     began = ev.RunBegan("job 7", "node-1", "host-1", 4711, "trainer", "train.py", 2, 1, 2, 3, "c10d")
     first = ev.RoundFormed(1, 1, 0, 0, 1, 0, 4, 4)
     recovered = ev.Recovered(2, 1, workers_kept=3, workers_replaced=1, step=1234, source_rank=0, duration_s=0.06)
@@ -128,7 +128,7 @@ def test_a_collector_that_is_away_costs_one_warning(launch: Launcher) -> None:
     [pytest.param({"OTEL_SDK_DISABLED": "true"}, marks=pytest.mark.all), {"OTEL_TRACES_EXPORTER": "none"}],
     ids=str,
 )
-def test_traces_are_off_where_the_environment_says_so(
+def test_traces_are_off_where_the_environment_turns_them_off(
     launch: Launcher, collector: Collector, off: dict[str, str]
 ) -> None:
     job = launch("say('done')", env={**collector.env, **off})

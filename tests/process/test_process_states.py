@@ -75,7 +75,7 @@ def test_a_process_that_sleeps_or_has_gone_has_nothing_to_tell(start: Start) -> 
     assert ProcessStates().look(pids, 0.0) == {}
 
 
-def test_a_stopped_process_is_told_at_once_until_it_continues(start: Start) -> None:
+def test_a_stopped_process_is_reported_at_once_until_it_continues(start: Start) -> None:
     process, states = start(SLEEPS), ProcessStates()
     os.kill(process.pid, signal.SIGSTOP)
     wait_for("it is stopped", lambda: letter(process.pid) == "T")
@@ -94,7 +94,7 @@ def test_a_traced_process_is_not_one_that_a_signal_has_stopped(start: Start) -> 
 
 
 @pytest.mark.parametrize("code, state, word", [(ZOMBIE, "Z", "zombie"), (UNINTERRUPTIBLE, "D", "uninterruptible")])
-def test_what_every_process_is_for_moments_is_told_once_it_has_lasted(
+def test_what_every_process_is_for_moments_is_reported_once_it_has_lasted(
     start: Start, code: str, state: str, word: str
 ) -> None:
     process, states = start(code), ProcessStates()

@@ -222,7 +222,7 @@ def test_nohup_holds_for_the_agent_and_its_workers_and_a_guard_that_was_killed_i
         *(pytest.param(one, marks=pytest.mark.all) for one in ("os.kill(os.getpid(), signal.SIGSEGV)", "rest()")),
     ],
 )
-def test_whatever_ends_a_job_is_1_as_torchrun_has_it_where_that_is_asked_for(launch: Launcher, end: str) -> None:
+def test_whatever_ends_a_job_is_1_as_with_torchrun_where_that_is_requested(launch: Launcher, end: str) -> None:
     job = launch(f"say('ready')\n{end}", "--exit-codes=torchrun")
     if end == "rest()":
         job.wait_line("ready")
@@ -519,7 +519,7 @@ DIES_IN_EXEC = (
     ],
     ids=["garbage", "no interpreter", "dies in exec"],
 )
-def test_a_program_that_cannot_be_executed_fails_as_a_shell_would_have_it(
+def test_a_program_that_cannot_be_executed_fails_as_in_a_shell(
     launch: Launcher, content: bytes, code: int, words: str
 ) -> None:
     program = launch.write("job/program", "", preamble="")

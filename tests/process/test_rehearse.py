@@ -237,7 +237,7 @@ def test_a_job_is_rehearsed_where(name: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.all
 @pytest.mark.long
-def test_of_a_run_that_stands_it_is_said_where_its_workers_are(tmp_path: Path) -> None:
+def test_a_run_that_stands_still_is_reported_with_the_places_of_its_workers(tmp_path: Path) -> None:
     parts = {"each": "if names and step == 30: time.sleep(1000)"}
     job = ("--only", "rank killed", "--standalone", "--nproc-per-node", "2", *PROGRESS)
     code, result = rehearse(tmp_path, parts, job)
@@ -300,7 +300,7 @@ CANNOT = [
 
 
 @pytest.mark.parametrize("script, options, words", CANNOT)
-def test_a_script_that_cannot_be_rehearsed_is_told_apart(
+def test_a_script_that_cannot_be_rehearsed_is_a_case_of_its_own(
     script: str, options: tuple[str, ...], words: str, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(script)

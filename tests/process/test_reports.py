@@ -21,7 +21,7 @@ MEMORY = Path("/sys/fs/cgroup/memory")
 LIMIT_BYTES = 192 << 20
 
 
-def test_a_plain_script_is_told_with_its_exception_its_traceback_and_its_rank_and_the_program_above_has_the_cause(
+def test_a_plain_script_is_reported_with_its_exception_its_traceback_and_its_rank_and_the_program_above_has_the_cause(
     launch: Launcher, tmp_path: Path
 ) -> None:
     job = launch(

@@ -426,7 +426,7 @@ async def test_callers_at_the_same_time_get_the_same_dump_and_an_unhealthy_worke
 
 
 @pytest.mark.usefixtures("_patience")
-async def test_without_logs_stacks_that_are_asked_for_lie_in_a_folder_that_goes_with_the_run(tmp_path: Path) -> None:
+async def test_without_logs_stacks_that_are_requested_lie_in_a_folder_that_goes_with_the_run(tmp_path: Path) -> None:
     supervisor = Supervisor(spec_of(tmp_path, SPINS))
     seen: list[str] = []
 
@@ -448,7 +448,7 @@ async def test_without_logs_stacks_that_are_asked_for_lie_in_a_folder_that_goes_
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-async def test_a_worker_whose_stack_cannot_be_dumped_is_stopped_all_the_same(
+async def test_a_worker_whose_stack_cannot_be_dumped_is_stopped_anyway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: int
 ) -> None:
     monkeypatch.setitem(
@@ -495,7 +495,7 @@ if restart == 0:
 
 
 @pytest.mark.usefixtures("_patience")
-async def test_stacks_that_can_not_be_written_are_in_the_report_and_the_job_goes_on(tmp_path: Path) -> None:
+async def test_stacks_that_can_not_be_written_are_in_the_report_and_the_job_continues(tmp_path: Path) -> None:
     def make_unwritable() -> None:
         [folder] = (tmp_path / "logs" / "latest").glob("attempt_0/0")
         (folder / "stack.txt").mkdir()
@@ -580,7 +580,7 @@ async def test_what_looking_raises_does_not_save_a_worker_or_end_the_agent(
     assert "cannot take the workers' stacks" in caplog.text
 
 
-def test_a_file_that_has_grown_too_large_begins_anew(tmp_path: Path) -> None:
+def test_a_file_that_has_grown_too_large_begins_again(tmp_path: Path) -> None:
     path, written = tmp_path / "new" / "stack.txt", dict[int, Path]()
     _append({0: (path, "first\n")}, written)
     _append({0: (path, "second\n")}, written)
@@ -635,7 +635,7 @@ def test_of_ranks_that_had_to_be_killed_stacks_are_in_the_attempt_s_folder_and_i
         assert f"rank {rank} was in File" in job.stderr[: job.stderr.index("FAILED")]
 
 
-def test_where_nothing_can_be_asked_the_report_says_why(launch: Launcher) -> None:
+def test_where_nothing_can_be_asked_the_report_shows_why(launch: Launcher) -> None:
     job = launch(THREE, "--nproc-per-node=4", "--shutdown-timeout=0.3", wrapper=BLIND + AT_ONCE)
     wait_stuck(job)
 

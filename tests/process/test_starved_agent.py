@@ -68,7 +68,7 @@ def test_a_worker_that_saves_is_waited_for(launch: Launcher) -> None:
 
 
 @pytest.mark.all
-def test_a_worker_that_does_nothing_is_killed_and_where_it_was_is_said(launch: Launcher) -> None:
+def test_a_worker_that_does_nothing_is_killed_and_where_it_was_is_reported(launch: Launcher) -> None:
     script = launch.write("job/worker.py", STOPPED)
     options = ("--nproc-per-node", "2", "--max-restarts", "1", "--preload", MODULE)
     job = launch.command(*options, str(script), "idle")

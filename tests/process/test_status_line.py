@@ -303,7 +303,7 @@ def test_plain_lines_have_no_control_sequence_and_begin_at_the_first_column_too(
         ("off", {"TERM": "xterm"}, False),
     ],
 )
-def test_plain_lines_are_shown_where_they_are_asked_for(
+def test_plain_lines_are_shown_where_they_are_requested(
     ui: str, environ: dict[str, str], answer: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     with (tmp_path / "terminal").open("w") as file:

@@ -81,7 +81,7 @@ wait_for("go")
 """
 
 
-def test_a_service_is_told_when_it_is_ready_how_it_stands_and_that_it_leaves(
+def test_systemd_is_notified_when_the_job_is_ready_how_it_is_and_that_it_leaves(
     abstract: Systemd, launch: Launcher
 ) -> None:
     listening = abstract
@@ -114,7 +114,7 @@ def test_a_service_that_ends_by_itself_leaves_without_being_asked(systemd: Syste
     assert not systemd.values_of("WATCHDOG")
 
 
-def test_a_socket_without_a_listener_is_logged_once_and_the_job_goes_on(launch: Launcher, tmp_path: Path) -> None:
+def test_a_socket_without_a_listener_is_logged_once_and_the_job_continues(launch: Launcher, tmp_path: Path) -> None:
     job = launch("pass", env={"NOTIFY_SOCKET": str(tmp_path / "nothing"), "WATCHDOG_USEC": "20000"})
     assert job.wait() == 0
     assert job.stderr.count("cannot notify systemd") == 1
@@ -166,14 +166,14 @@ async def test_a_restart_is_a_status_and_not_another_start(systemd: Systemd) -> 
     ids=["for no process in particular", "for us", "for another", "nonsense", "off"],
 )
 @on_virtual_time
-async def test_the_watchdog_hears_of_us_twice_in_its_time(more: dict[str, str], count: int, systemd: Systemd) -> None:
+async def test_the_watchdog_is_notified_twice_in_its_time(more: dict[str, str], count: int, systemd: Systemd) -> None:
     notify = SdNotify({"NOTIFY_SOCKET": systemd.address, **more}, 30)
     await run(FakeBackend([SUCCEEDS]), notify)  # 10 s
     assert len(systemd.values_of("WATCHDOG")) in ((count, count + 1) if count else (0,))
 
 
 @on_virtual_time
-async def test_what_there_is_no_room_for_is_told_soon_after_and_nothing_waits(systemd: Systemd) -> None:
+async def test_what_there_is_no_room_for_is_sent_soon_after_and_nothing_waits(systemd: Systemd) -> None:
     notify = SdNotify({"NOTIFY_SOCKET": systemd.address}, 30)
     observers = Observers([notify])
     crowd = fill(systemd)
@@ -192,7 +192,7 @@ async def test_what_there_is_no_room_for_is_told_soon_after_and_nothing_waits(sy
 
 
 @on_virtual_time
-async def test_what_there_is_no_room_for_at_the_end_is_told_before_it_closes(systemd: Systemd) -> None:
+async def test_what_there_is_no_room_for_at_the_end_is_sent_before_it_closes(systemd: Systemd) -> None:
     notify = SdNotify({"NOTIFY_SOCKET": systemd.address}, 30)
     observers = Observers([notify])
     crowd = fill(systemd)
@@ -205,7 +205,7 @@ async def test_what_there_is_no_room_for_at_the_end_is_told_before_it_closes(sys
 
 
 @on_virtual_time
-async def test_systemd_that_comes_back_is_told_where_we_are(tmp_path: Path) -> None:
+async def test_systemd_that_comes_back_gets_the_present_state(tmp_path: Path) -> None:
     notify = SdNotify({"NOTIFY_SOCKET": str(tmp_path / "late")}, 30)
     observers = Observers([notify])
     observers.tell(STARTED, 0)

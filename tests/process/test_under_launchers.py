@@ -84,7 +84,7 @@ def test_a_process_may_replace_the_launcher_itself_after_it_has_been_imported(fo
     assert done.stdout.splitlines() == [OURS, "other private True []"]
 
 
-def test_restarts_are_told_although_the_program_shows_no_messages_of_aelastic(folder: Path) -> None:
+def test_restarts_are_reported_although_the_program_shows_no_messages_of_aelastic(folder: Path) -> None:
     (folder / "fails.py").write_text(
         "raise SystemExit(int(__import__('os').environ['TORCHELASTIC_RESTART_COUNT']) == 0)\n"
     )
@@ -106,7 +106,7 @@ def test_a_python_without_aelastic_runs_as_if_nothing_were_there(folder: Path) -
     assert (done.returncode, done.stdout, done.stderr) == (0, "torch runs\n", "")
 
 
-def test_a_program_that_starts_no_launcher_is_told_of_at_its_end(folder: Path) -> None:
+def test_a_program_that_starts_no_launcher_is_reported_at_its_end(folder: Path) -> None:
     (folder / "alone.py").write_text(
         "import os, subprocess, sys\nif not os.fork(): sys.exit()\nos.wait()\n"
         "subprocess.run([sys.executable, 'train.py'], env={**os.environ, 'RANK': '-'})\nsys.exit(7)\n"
@@ -119,7 +119,7 @@ def test_a_program_that_starts_no_launcher_is_told_of_at_its_end(folder: Path) -
     )
 
 
-def test_a_launcher_that_a_program_starts_as_a_process_is_heard_of(folder: Path) -> None:
+def test_a_launcher_that_a_program_starts_as_a_process_is_noticed(folder: Path) -> None:
     (folder / "tool.py").write_text("import subprocess\nsubprocess.run(['./torchrun', 'train.py'])\n")
     done = under(folder, "tool.py")
     assert (done.returncode, done.stdout, done.stderr) == (0, "rank 0 [] False\n", "")
@@ -129,7 +129,7 @@ def test_a_launcher_that_a_program_starts_as_a_process_is_heard_of(folder: Path)
     "argv, code, words",
     [([], 2, "usage: python -m aelastic.under"), (["-h"], 0, ""), (["no-such"], 2, "program no-such not found in ")],
 )
-def test_what_cannot_be_run_is_said_in_a_line(folder: Path, argv: list[str], code: int, words: str) -> None:
+def test_what_cannot_be_run_is_reported_in_a_line(folder: Path, argv: list[str], code: int, words: str) -> None:
     done = under(folder, *argv)
     assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr
 

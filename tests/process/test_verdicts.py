@@ -172,7 +172,7 @@ ENDLESS = "(a+)+$"  # on this text, it would take years
 TEXT = "a" * 60 + "b"
 
 
-def test_a_pattern_that_takes_too_long_is_no_match_and_the_others_are_searched_for(
+def test_a_pattern_that_takes_too_long_is_not_a_match_and_the_others_are_searched_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The limit applies to its computing time."""
@@ -184,7 +184,7 @@ def test_a_pattern_that_takes_too_long_is_no_match_and_the_others_are_searched_f
     )
 
 
-def test_what_is_not_searched_for_in_time_is_no_match(
+def test_what_is_not_searched_for_in_time_is_not_a_match(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All patterns share one limit, so many slow patterns delay a failure's report no more than one."""

@@ -320,7 +320,7 @@ def wait_logged(job: Job, kind: str, count: int) -> None:
 
 @pytest.mark.all
 @pytest.mark.parametrize("kind", ["cold", pytest.param("warm", marks=pytest.mark.ci)])
-def test_how_far_a_start_has_come_is_told_as_it_is_seen(launch: Launcher, kind: str) -> None:
+def test_how_far_a_start_has_come_is_reported_as_it_is_seen(launch: Launcher, kind: str) -> None:
     options = ["--preload", MODULE] if kind == "warm" else []
     wrapper = (
         "from aelastic.agent.watches import start\nfrom aelastic.workers.forkserver import fork_server\n"
@@ -426,7 +426,7 @@ Generation._worker_env = lambda self, rank, page: {**usual(self, rank, page), **
 """
 
 
-def test_what_modules_print_change_in_the_environment_and_keep_of_generators_is_told_but_not_what_libraries_keep(
+def test_what_modules_print_change_in_the_environment_and_keep_of_generators_is_reported_but_not_what_libraries_keep(
     launch: Launcher,
 ) -> None:
     mod = "import random\nfrom random import _inst, random as draw\nrng = again = random.Random()"

@@ -151,7 +151,7 @@ def test_of_what_an_agent_says_a_beginning_comes_in_whatever_is_done_on_the_way(
     signed_by=st.sampled_from([KEY, OTHER, None]),
     change=st.integers(0, 10_000),
 )
-def test_a_cell_says_what_an_agent_of_this_job_wrote_or_nothing(
+def test_a_cell_shows_what_an_agent_of_this_job_wrote_or_nothing(
     text: bytes, signed_by: Key | None, change: int
 ) -> None:
     signed = bytearray(sign(text, [signed_by] if signed_by else []))

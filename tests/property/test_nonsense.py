@@ -165,7 +165,9 @@ def submit(story: Story, event: ev.Submitted) -> None:
 @pytest.mark.parametrize(
     "then", [m.Failed("me", 1, FAILURE), m.Hangs("me", 1, "x", 60.0, True, is_last=True)], ids=["failed", "last"]
 )
-def test_a_hang_may_be_told_on_any_connection_before_anything_is_heard_on_it(place: str, then: m.NodeMessage) -> None:
+def test_a_hang_may_be_reported_on_any_connection_before_anything_is_received_on_it(
+    place: str, then: m.NodeMessage
+) -> None:
     story = busy()
     if place != "a leader":
         story.lose_leader(Close.ABORTED)

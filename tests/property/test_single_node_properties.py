@@ -76,7 +76,7 @@ def without_number(message: m.LeaderMessage) -> m.LeaderMessage:
 
 
 @given(st.data(), st.sampled_from(POLICIES))
-def test_one_node_hears_what_it_would_hear_of_the_coordinator_of_many(
+def test_one_node_receives_what_it_would_receive_from_the_coordinator_of_many(
     data: st.DataObject, policy: RestartPolicy
 ) -> None:
     many, one = Coordinator(RoundRules(1, 1), policy), SingleNode(policy, term=9)
@@ -112,7 +112,7 @@ def test_one_node_hears_what_it_would_hear_of_the_coordinator_of_many(
 
 
 @pytest.mark.parametrize("max_restarts, outcome", [(0, m.Outcome.FAILED), (1, m.Outcome.STOPPED)])
-def test_a_failure_that_ends_the_job_is_told_though_it_was_to_stop_once_all_have_saved(
+def test_a_failure_that_ends_the_job_is_reported_though_it_was_to_stop_once_all_have_saved(
     max_restarts: int, outcome: m.Outcome
 ) -> None:
     policy = RestartPolicy(max_restarts)

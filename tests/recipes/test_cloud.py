@@ -146,7 +146,7 @@ def asked_again(metadata: Metadata) -> None:
 
 
 @pytest.mark.parametrize("metadata", CLOUDS, indirect=True)
-def test_a_notice_is_said_once_also_by_a_service_in_trouble_and_when_it_is_withdrawn(
+def test_a_notice_is_reported_once_also_by_a_service_in_trouble_and_when_it_is_withdrawn(
     metadata: Metadata, printed: list[str]
 ) -> None:
     asked_again(metadata)
@@ -181,6 +181,6 @@ def test_a_service_that_does_not_answer_is_asked_again(metadata: Metadata, print
 
 
 @pytest.mark.parametrize("args", [[], ["ibm"]])
-def test_which_cloud_has_to_be_said(args: list[str]) -> None:
+def test_the_cloud_must_be_named(args: list[str]) -> None:
     done = subprocess.run([sys.executable, str(NOTICE), *args], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "notice.py: say which cloud it is: aws, google, azure\n")

@@ -139,7 +139,7 @@ def test_a_job_of_a_service_resumes_from_its_checkpoint_after_a_worker_was_kille
 
 
 @pytest.mark.all
-def test_a_service_without_its_folder_says_which_variable_it_needs() -> None:
+def test_a_service_without_its_folder_shows_which_variable_it_needs() -> None:
     command = [python_with("fastapi"), str(EXAMPLES / "fastapi_app.py")]
     env = {name: value for name, value in os.environ.items() if name != "TRAININGS"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)

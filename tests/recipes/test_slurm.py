@@ -106,7 +106,7 @@ def test_scancel_lets_the_workers_save(cluster: Slurm) -> None:
 
 @in_slurm
 @pytest.mark.long
-def test_near_its_time_limit_or_put_back_a_job_saves_and_goes_on_from_there_later(cluster: Slurm) -> None:
+def test_near_its_time_limit_or_put_back_a_job_saves_and_continues_from_there_later(cluster: Slurm) -> None:
     options = ("--time=60", "--signal=B:USR1@110")
     job = cluster.submit(*options, ONE_WORKER, SCRIPT, "train.py", "limit", "never")
     cluster.wait_output(job, "begins at 0", 2)
@@ -159,7 +159,7 @@ def test_told_by_slurm_all_ranks_of_one_element_save_at_one_step_and_it_goes_bac
 
 
 @in_slurm
-def test_the_others_go_on_without_a_lost_node(cluster: Slurm) -> None:
+def test_the_others_continue_without_a_lost_node(cluster: Slurm) -> None:
     job = cluster.submit(f"{ONE_WORKER},MIN_NODES=1", SCRIPT, "train.py", "lost", "never")
     cluster.wait_output(job, " of 2 begins at 0", 2)
     for pid in cluster.processes(f"SLURM_JOB_ID={job}", "SLURM_NODEID=1"):
@@ -201,7 +201,7 @@ def test_without_its_first_node_a_job_goes_back_into_the_queue(tmp_path: Path) -
         ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}, "there is no training script on the command line"),
     ],
 )
-def test_what_is_no_job_of_slurm_is_refused_in_a_sentence(env: dict[str, str], words: str) -> None:
+def test_what_is_not_a_job_of_slurm_is_refused_in_a_sentence(env: dict[str, str], words: str) -> None:
     done = subprocess.run(
         [SCRIPT],
         env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **env},

@@ -39,12 +39,12 @@ def link(world: SharedWorld | None = None, **settings: Any) -> AgentLink:
     return AgentLink(InProcessCell("job", world or SharedWorld()), chosen, "job", "me", RestartPolicy(3))
 
 
-async def test_a_wait_is_told_with_the_variable_that_the_endpoint_is_from() -> None:
+async def test_a_wait_is_reported_with_the_variable_that_the_endpoint_is_from() -> None:
     assert link()._member.search.hint == "the endpoint is from PET_RDZV_ENDPOINT"
 
 
 @pytest.mark.parametrize("way", ["nodes vote", "the store alone"])
-async def test_a_node_says_where_its_agent_is_asked_for_its_vote(way: str) -> None:
+async def test_a_node_reports_where_its_agent_can_be_asked_to_vote(way: str) -> None:
     mine = link(config={"survivor": "endpoint"} if way == "the store alone" else {})
     mine.send(m.Ready(NODE))
     event = await mine._mailbox.next(None)
@@ -91,7 +91,7 @@ async def test_an_endpoint_that_is_away_is_asked_again() -> None:
     assert await mine._answer() == ev.CellAnswered(None)
 
 
-async def test_agents_that_have_yet_to_hear_of_the_end_are_named_and_waited_for_until_it_is_asked_again(
+async def test_agents_that_have_yet_to_learn_of_the_end_are_named_and_waited_for_until_it_is_asked_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(leader_server, "FAREWELL_S", 0.01)
@@ -143,7 +143,7 @@ async def test_a_connection_that_closes_before_it_has_its_number_has_failed(monk
 
 
 @pytest.mark.parametrize("is_broken, how", [(False, Close.ORDERLY), (True, Close.ABORTED)])
-async def test_the_member_hears_how_a_connection_ended(is_broken: bool, how: Close) -> None:
+async def test_the_member_learns_how_a_connection_ended(is_broken: bool, how: Close) -> None:
     mine = link()
     stream = Stream(mine, DOWNWARD)
     stream.conn = 3

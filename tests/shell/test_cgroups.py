@@ -42,7 +42,7 @@ def test_a_v2_kill_is_counted_from_the_start_and_explained_once_with_the_limit(t
     assert watch.explain(-9) == ""
 
 
-def test_a_kill_of_a_workers_child_is_told_with_the_workers_exit(tmp_path: Path) -> None:
+def test_a_kill_of_a_workers_child_is_reported_with_the_workers_exit(tmp_path: Path) -> None:
     cgroups = Cgroups(tmp_path, "0::/\n")
     cgroups.write("memory.events", events(0))
     watch = cgroups.watch()
@@ -102,7 +102,7 @@ def test_a_host_that_tells_nothing_explains_nothing(tmp_path: Path, listing: str
 @pytest.mark.parametrize(
     "text", ["", "oom_kill\n", "oom_kill many\n", "oom_kill -1\n", "oom_kill " + "9" * 5000, "\xff\xfe"]
 )
-def test_a_counter_that_is_no_number_counts_nothing(tmp_path: Path, text: str) -> None:
+def test_a_counter_that_is_not_a_number_counts_nothing(tmp_path: Path, text: str) -> None:
     cgroups = Cgroups(tmp_path, "0::/\n")
     cgroups.write("memory.events", events(0))
     watch = cgroups.watch()
@@ -117,7 +117,7 @@ def test_a_cgroup_outside_the_namespace_is_not_looked_for_outside_the_mount(tmp_
     assert cgroups.watch().limit_bytes() == 4096
 
 
-def test_a_cgroup_that_was_made_anew_does_not_count_backwards(tmp_path: Path) -> None:
+def test_a_cgroup_that_was_made_again_does_not_count_backwards(tmp_path: Path) -> None:
     cgroups = Cgroups(tmp_path, "0::/\n")
     cgroups.write("memory.events", events(9))
     watch = cgroups.watch()

@@ -100,7 +100,7 @@ async def test_a_write_whose_answer_was_lost_shows_when_the_cell_is_read() -> No
     assert await scene.a.write(renewed(renewed(A))) == renewed(renewed(A))
 
 
-async def test_a_store_that_does_not_answer_says_so() -> None:
+async def test_a_store_that_does_not_answer_reports_it() -> None:
     scene = Scene()
     scene.world.is_down = True
     with pytest.raises(RendezvousConnectionError, match="is down"):
@@ -141,7 +141,7 @@ ELSEWHERE = [b"x", b"{}", b"\xff\xfe", b'["Alive",{}]', b'{"epoch": 1}', b'["Sto
 
 
 @pytest.mark.parametrize("text", ELSEWHERE)
-async def test_an_agent_that_finds_something_else_there_is_told_what_to_do(text: bytes) -> None:
+async def test_an_agent_that_finds_something_else_there_gets_advice(text: bytes) -> None:
     scene = Scene()
     scene.put(text)
     expected = (
@@ -159,7 +159,7 @@ OLDER = b'4\n{"epoch":7,"candidate":{"node_id":"n0","address":"n0","port":29400}
 @pytest.mark.parametrize(
     "text, theirs", [(OLDER, "17 or an older one"), (A.replace(protocol=PROTOCOL + 1), PROTOCOL + 1)]
 )
-async def test_an_agent_of_another_version_than_the_jobs_is_told_both(text: bytes | StoredCell, theirs: object) -> None:
+async def test_an_agent_of_another_version_than_the_jobs_gets_both(text: bytes | StoredCell, theirs: object) -> None:
     scene = Scene()
     scene.put(text)
     expected = (
@@ -213,7 +213,7 @@ async def test_a_leader_writes_over_what_another_program_has_written_over_its_ow
     assert message.endswith("another program wrote over the record of this leader: registering it again")
 
 
-async def test_a_text_without_our_proof_is_left_alone_for_a_lease_and_counts_as_nothing_then(
+async def test_a_text_without_our_proof_is_left_alone_for_a_lease_and_is_ignored_then(
     clock: list[float],
 ) -> None:
     scene = Scene(SECRET)
@@ -242,7 +242,7 @@ async def test_a_leader_writes_at_once_over_a_text_without_its_proof(clock: list
     assert clock == [100.0]
 
 
-async def test_another_secret_is_told_from_none(caplog: pytest.LogCaptureFixture) -> None:
+async def test_another_secret_differs_from_none(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene(SECRET)
     await scene.a.write(A)
     with pytest.raises(NotTrustedError):

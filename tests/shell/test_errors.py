@@ -72,7 +72,7 @@ class TestTree:
     ) -> None:
         assert (error.category, exit_code_of(error)) == (category, exit_code)
 
-    def test_an_error_says_what_it_knows(self) -> None:
+    def test_an_error_shows_what_it_knows(self) -> None:
         with pytest.raises(ValueError, match="at least one"):
             ChildFailedError("train.py", {})
         error = InternalError("two generations alive", ["spawned 1", "spawned 2"])
@@ -132,7 +132,7 @@ class TestProcessFailure:
         assert failure.timestamp > 1000
         assert "ValueError" in str(ChildFailedError("x", {0: failure}))
 
-    def test_a_fifo_or_a_folder_is_no_error_file(self, tmp_path: Path) -> None:
+    def test_a_fifo_or_a_folder_is_not_an_error_file(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "fifo")
         for path in (tmp_path / "fifo", tmp_path):
             assert ProcessFailure(0, 1, 3, str(path)).message == "exited with code 3"
@@ -165,7 +165,7 @@ def test_no_shape_of_error_file_raises(tmp_path_factory: pytest.TempPathFactory,
 
 
 class TestReport:
-    def test_its_stories_go_as_they_are_told(self) -> None:
+    def test_its_stories_go_as_written(self) -> None:
         assert changes(SHELL_FOLDER / "failures.txt", played) == "", "if the change is intended: `make stories`"
 
     def test_many_stopped_ranks_are_ranges(self) -> None:
@@ -351,7 +351,7 @@ class TestHooksOfAHandler:
         assert outcome(record(fn, handler)) == {"raises": "x", "exits with 0": None}.get(case, 7)
         assert handler.calls == calls
 
-    def test_a_success_that_cannot_be_recorded_is_no_failure_of_the_function(self, error_file: Path) -> None:
+    def test_a_success_that_cannot_be_recorded_is_not_a_failure_of_the_function(self, error_file: Path) -> None:
         class Handler(ErrorHandler):
             def record_success(self) -> None:
                 raise OSError("no telemetry")

@@ -29,7 +29,7 @@ def of(round_: int, generation: int, event: str, **fields: Any) -> dict[str, Any
     return {"event": event, "round": round_, "generation": generation, **fields}
 
 
-def test_a_node_that_has_left_the_rounds_does_not_say_how_its_last_one_ended(
+def test_a_node_that_has_left_the_rounds_does_not_report_how_its_last_one_ended(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = {"event": "run_began", "max_restarts": 3}
@@ -71,7 +71,7 @@ def test_the_last_step_of_a_generation_is_its_own_though_the_next_round_has_form
     assert earlier == [1, 0]
 
 
-def test_a_round_that_continued_in_place_is_told_as_by_a_living_agent(tmp_path: Path) -> None:
+def test_a_round_that_continued_in_place_is_reported_as_by_a_living_agent(tmp_path: Path) -> None:
     reason = "rank 1 failed on n1; restart 1 of 3"
     began = {"event": "run_began", "max_restarts": 3}
     given = {"workers_kept": 1, "workers_replaced": 1, "step": 1140, "source_rank": 0, "duration_s": 0.06}
@@ -136,7 +136,7 @@ def test_what_another_version_has_left_is_passed_over(tmp_path: Path) -> None:
     assert verb(tmp_path, "why").code == 3
 
 
-def test_the_step_of_an_end_is_the_last_that_was_told_though_an_epoch_before_went_further(tmp_path: Path) -> None:
+def test_the_step_of_an_end_is_the_last_that_was_reported_though_an_epoch_before_went_further(tmp_path: Path) -> None:
     for name, step in (("n0", 7), ("n1", 8)):
         write(
             tmp_path, name, {"event": "run_began", "max_restarts": 0},

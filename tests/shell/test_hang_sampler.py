@@ -58,7 +58,7 @@ TARGETS = {0: SamplingTarget(100, ()), 1: SamplingTarget(200, ())}
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
-def test_a_worker_stands_for_its_session_and_all_that_descends_from_it(tmp_path: Path) -> None:
+def test_a_worker_represents_its_session_and_all_that_descends_from_it(tmp_path: Path) -> None:
     look = ProcTable(str(tmp_path))
     put(tmp_path, 1)
     put(tmp_path, 100, parent=1, session=100, ticks=1, io=1)
@@ -100,7 +100,7 @@ def test_a_process_that_has_ended_is_not_seen_and_what_is_forbidden_is_none(tmp_
     assert ProcTable(str(tmp_path / "nowhere"))(TARGETS, ALL) == {}
 
 
-def test_sleep_that_no_signal_ends_is_told_by_what_its_thread_has_done(tmp_path: Path) -> None:
+def test_sleep_that_no_signal_ends_is_judged_from_its_threads_work(tmp_path: Path) -> None:
     look = ProcTable(str(tmp_path))
     put(tmp_path, 100, session=100, state="D", own_io=77)
     put(tmp_path, 200, session=200, state="D", own_io=None)
@@ -109,7 +109,7 @@ def test_sleep_that_no_signal_ends_is_told_by_what_its_thread_has_done(tmp_path:
     assert look(TARGETS, ALL)[0].sleep is None
 
 
-def test_only_what_is_asked_for_is_looked_at(tmp_path: Path) -> None:
+def test_only_what_is_requested_is_looked_at(tmp_path: Path) -> None:
     put(tmp_path, 100, session=100, state="D", io=5, ticks=5)
     look, targets = ProcTable(str(tmp_path)), {0: SamplingTarget(100, (tmp_path / "100" / "stat",))}
     in_seconds = signs_for(HangRules(hang_timeout_s=1.0, hang_signals=("cpu",)), None)
@@ -144,7 +144,7 @@ def test_our_own_processes_are_seen_in_the_real_table() -> None:
     assert (sample.output, sample.sleep) == (None, None)
 
 
-def test_a_variable_of_torchs_that_is_no_number_is_refused() -> None:
+def test_a_variable_of_torchs_that_is_not_a_number_is_refused() -> None:
     with pytest.raises(InputError, match=f"^{STUCK_VARIABLE}=soon: use seconds; 0 is off"):
         stuck_timeout_of({STUCK_VARIABLE: "soon"})
 
@@ -199,7 +199,7 @@ async def test_a_watch_looks_only_while_workers_run_and_reports_those_that_hang(
 
 
 @on_virtual_time
-async def test_what_is_not_searched_in_time_is_no_reason_and_what_is_only_told_has_no_signal() -> None:
+async def test_what_is_not_searched_in_time_is_not_a_reason_and_what_is_only_reported_has_no_signal() -> None:
     waits = True
 
     async def count(local_rank: int) -> int:
@@ -225,7 +225,7 @@ async def test_what_is_not_searched_in_time_is_no_reason_and_what_is_only_told_h
 
 
 @on_virtual_time
-async def test_what_cannot_be_seen_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_cannot_be_seen_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     look = FakeLook({0: Sample(output=1, cpu_s=1.0), 1: Sample(output=1, cpu_s=1.0)})
     sampler = ActivitySampler(
         HangRules(hang_timeout_s=10.0, hang_signals=HANG_SIGNALS), no_matches, lambda _: None, look
@@ -241,7 +241,7 @@ async def test_what_cannot_be_seen_is_said_once(caplog: pytest.LogCaptureFixture
 
 
 @on_virtual_time
-async def test_a_limit_in_steps_of_which_none_is_told_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_limit_in_steps_of_which_none_is_reported_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     steps: list[float | None] = [None]
     rules = HangRules(hang_timeout_steps=5.0, hang_signals=("output",))
     look = FakeLook({0: Sample(output=1)})

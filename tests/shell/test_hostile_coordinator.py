@@ -179,7 +179,7 @@ def test_an_agent_bears_what_a_leader_says(caplog: pytest.LogCaptureFixture) -> 
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("address", ["a..b", "node.invalid", "192.0.2.1", "fe80::1%9", "::ffff:1"])
-def test_an_agent_that_is_told_to_vote_at_an_address_that_is_not_its_own_goes_on(address: str) -> None:
+def test_an_agent_that_is_asked_to_vote_at_an_address_that_is_not_its_own_continues(address: str) -> None:
     with asyncio.Runner() as runner:
         scene: Scene = runner.run(make())
         runner.run(scene.bear(encode(WELCOME) + encode(RUNS.replace(log=of_log(committed=entry(address))))))
@@ -189,7 +189,7 @@ def test_an_agent_that_is_told_to_vote_at_an_address_that_is_not_its_own_goes_on
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("text", ["no content", "", "x", "c$}b*0RR91"])
-def test_an_agent_that_is_sent_an_entry_whose_content_no_leader_wrote_goes_on(text: str) -> None:
+def test_an_agent_that_is_sent_an_entry_whose_content_no_leader_wrote_continues(text: str) -> None:
     with asyncio.Runner() as runner:
         scene: Scene = runner.run(make())
         odd = after(FIRST, *VOTERS, payload=Payload(text))

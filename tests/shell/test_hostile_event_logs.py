@@ -78,7 +78,7 @@ def test_what_reads_event_logs_bears_any(tmp_path: Path) -> None:
     read()
 
 
-def test_what_agents_have_left_bears_anything_in_its_place(tmp_path: Path) -> None:
+def test_readers_bear_anything_where_agents_have_left_their_records(tmp_path: Path) -> None:
     run = {"run_id": "job", "node_id": "n", "host": "h"}
     end = {
         "after_s": 3.5,

@@ -138,7 +138,7 @@ def in_state(state: str) -> Process | None:
 
 @pytest.mark.parametrize("state", ["", "Z", "S", "T"])
 @on_virtual_time
-async def test_what_a_process_said_before_the_agent_looked_is_heard(
+async def test_what_a_process_sent_before_the_agent_looked_is_received(
     ends: tuple[Parked, socket.socket], monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     process, theirs = ends
@@ -158,7 +158,7 @@ async def test_what_a_process_said_before_the_agent_looked_is_heard(
 
 @pytest.mark.parametrize("state, looks_max", [("", 1), ("T", 1), ("S", parked.SLEEPS_MAX), ("R", parked.LOOKS_MAX)])
 @on_virtual_time
-async def test_a_process_that_says_nothing_is_given_up_after_so_many_looks(
+async def test_a_process_that_sends_nothing_is_given_up_after_a_limited_number_of_looks(
     ends: tuple[Parked, socket.socket], monkeypatch: pytest.MonkeyPatch, state: str, looks_max: int
 ) -> None:
     process, _ = ends
@@ -235,7 +235,7 @@ async def test_a_fork_server_that_survives_sigkill_is_left_behind(unkillable: li
 
 
 @on_virtual_time
-async def test_a_fork_server_that_cannot_be_started_is_said_and_nothing_is_measured(
+async def test_a_fork_server_that_cannot_be_started_is_reported_and_nothing_is_measured(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object, **__: object) -> NoReturn:

@@ -35,7 +35,7 @@ def can_connect(host: str, port: int) -> bool:
     return True
 
 
-def test_it_listens_where_others_are_told_to_come() -> None:
+def test_it_listens_at_the_addresses_that_others_are_given() -> None:
     with listening(0, ["127.0.0.5", *LOOPBACKS]) as found:
         assert addresses(found) - {"::1"} == {"127.0.0.5", "127.0.0.1"}
         assert len({each.getsockname()[1] for each in found}) == 1, "one port"
@@ -57,7 +57,7 @@ def test_a_port_in_use_is_refused_and_nothing_stays_open() -> None:
         listen(port, "127.0.0.6").close()
 
 
-def test_a_held_port_is_nobody_else_s_and_takes_no_connections_until_it_is_told_where() -> None:
+def test_a_held_port_is_nobody_else_s_and_takes_no_connections_until_its_addresses_are_known() -> None:
     with closing(HeldPort()) as port:
         assert not can_connect("127.0.0.1", port.number)
         with pytest.raises(OSError, match="in use"):
@@ -84,7 +84,7 @@ def test_a_copy_of_a_socket_that_another_process_has_keeps_no_address_from_a_hel
 
 
 @pytest.mark.parametrize("given", [[], ["192.0.2.77", "127.0.0.1"], ["127.0.0.5", "192.0.2.77"]])
-def test_a_held_port_that_cannot_listen_where_it_is_told_listens_at_all(given: list[str]) -> None:
+def test_a_held_port_that_cannot_listen_at_its_addresses_listens_at_all(given: list[str]) -> None:
     with closing(HeldPort()) as port:
         assert not port.listen_at(given)
         assert addresses(port.listeners) <= EVERYWHERE

@@ -222,7 +222,9 @@ def test_a_line_of_the_agent_begins_at_column_0_and_so_does_what_a_worker_writes
     assert read(ends) == (b"\r 40/120\naelastic: W rank 1 failed\nfrom another worker\n\r 41/120\na prompt: \nmore\n")
 
 
-def test_the_streams_are_put_back_once_all_is_said(ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_streams_are_put_back_once_everything_is_written(
+    ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     callbacks: list[Callable[[], None]] = []
     monkeypatch.setattr("os.tcgetpgrp", lambda fd: 1)
     with open(ends[1], "w", closefd=False) as plain:

@@ -66,7 +66,7 @@ def test_an_object_gets_text_however_its_bytes_are_parted_one_that_is_more_than_
         assert text(stream) == "[p]:gr\u00f6bad \N{REPLACEMENT CHARACTER} byte\n"
 
 
-def test_one_object_in_the_place_of_both_streams_has_whole_lines() -> None:
+def test_one_object_instead_of_both_streams_has_whole_lines() -> None:
     both = io.StringIO()
     out, err = sinks_of(both, both)
     assert out is err
@@ -99,7 +99,7 @@ def test_a_console_made_non_blocking_gets_everything() -> None:
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
-async def test_an_end_that_is_asked_for_leaves_a_console_the_time_to_show_what_is_there(
+async def test_an_end_that_is_requested_leaves_a_console_the_time_to_show_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
 ) -> None:
     monkeypatch.setattr(pump_module, "CUT_SHORT_S", 0.3 if is_stopped else DEADLINE_S)

@@ -104,7 +104,7 @@ def test_without_a_loop_a_program_may_wait() -> None:
     from_aelastic(time.sleep, 0)
 
 
-async def test_an_error_that_is_suppressed_is_found_all_the_same() -> None:
+async def test_an_error_that_is_suppressed_is_found_anyway() -> None:
     with pytest.raises(BlockedLoopError):
         from_aelastic(time.sleep, 0)
     (found,) = loop_guard.found

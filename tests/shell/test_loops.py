@@ -29,7 +29,7 @@ def test_a_callback_that_fails_again_and_again_is_shown_once(name: str, caplog: 
     assert caplog.records[0].exc_info is not None and caplog.records[0].exc_info[0] is ValueError
 
 
-def test_how_many_were_not_shown_is_said_with_the_next(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_next_line_counts_those_that_were_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     class Loop:
         now = 0.0
 
@@ -49,7 +49,7 @@ def test_how_many_were_not_shown_is_said_with_the_next(caplog: pytest.LogCapture
     ]
 
 
-def test_what_others_do_is_told_once_a_minute_with_its_number(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_others_do_is_reported_once_a_minute_with_its_number(caplog: pytest.LogCaptureFixture) -> None:
     warnings = RareWarnings(logging.getLogger("aelastic"))
     for second in range(0, 130, 10):
         warnings.warn("rejected %s", "x", now=float(second))

@@ -89,7 +89,7 @@ def of_a_node(test: Callable[[Node], Awaitable[None]]) -> Callable[..., None]:
 
 
 @of_a_node
-async def test_ranks_are_held_and_counted_then_they_save_and_the_node_says_so(node: Node) -> None:
+async def test_ranks_are_held_and_counted_then_they_save_and_the_node_reports_it(node: Node) -> None:
     words = node.begin()
     node.notices.on_received(notice(5, r.Stage.FREEZE))
     await node.until(lambda: node.sent)

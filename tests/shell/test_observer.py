@@ -96,7 +96,7 @@ async def run(backend: FakeBackend, *observers: Observer, workers: int = 2, **mo
 
 
 @on_virtual_time
-async def test_observers_of_a_run_that_cannot_begin_are_told_nothing_and_closed(tmp_path: Path) -> None:
+async def test_observers_of_a_run_that_cannot_begin_get_nothing_and_are_closed(tmp_path: Path) -> None:
     witness = Witness()
     (tmp_path / "file").touch()
     with pytest.raises(InputError):
@@ -105,7 +105,7 @@ async def test_observers_of_a_run_that_cannot_begin_are_told_nothing_and_closed(
 
 
 @on_virtual_time
-async def test_the_end_is_told_after_everything_else_has_ended() -> None:
+async def test_the_end_is_reported_after_everything_else_has_ended() -> None:
     witness = Witness()
     await run(FakeBackend([SUCCEEDS]), witness, workers=1)
     assert witness.count_when_run_ended == len(witness.events) - 1
@@ -174,7 +174,7 @@ async def test_an_observer_that_does_not_finish_is_left(caplog: pytest.LogCaptur
 
 
 @on_virtual_time
-async def test_observers_that_use_the_same_instant_are_told_one_after_the_other() -> None:
+async def test_observers_that_use_the_same_instant_are_notified_one_after_the_other() -> None:
     events: list[tuple[str, ev.RunEvent]] = []
 
     class Named(Observer):
@@ -194,7 +194,7 @@ async def test_observers_that_use_the_same_instant_are_told_one_after_the_other(
 
 
 @on_virtual_time
-async def test_an_observer_finds_the_run_as_it_is_with_the_event_that_it_is_told() -> None:
+async def test_an_observer_finds_the_run_as_it_is_with_the_event_that_it_gets() -> None:
     seen: list[tuple[int, int, str]] = []
 
     class Reader(Observer):

@@ -43,7 +43,7 @@ def test_an_endpoint_that_resets_a_connection_at_once_is_not_reached(
         run(loop, look())
 
 
-async def test_a_closed_port_says_so_without_the_name_of_the_endpoint() -> None:
+async def test_a_closed_port_reports_it_without_the_name_of_the_endpoint() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         endpoint = Endpoint("127.0.0.1", closed.getsockname()[1])
     with pytest.raises(RefusedError) as caught:

@@ -79,7 +79,7 @@ async def test_a_status_of_any_length_arrives_whole(size: int, tmp_path: Path, m
 
 
 @on_virtual_time
-async def test_an_answer_that_was_cut_is_asked_for_again_and_begins_anew(
+async def test_an_answer_that_was_cut_is_requested_again_and_begins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status = {"workers": "x" * 3 * TEXT_MAX}
@@ -126,7 +126,9 @@ async def test_a_node_that_is_lost_is_not_waited_for_long(tmp_path: Path, monkey
 
 
 @on_virtual_time
-async def test_a_node_that_fails_to_answer_says_so_and_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_fails_to_answer_reports_it_and_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(_: Queries) -> Any:
         raise ZeroDivisionError("nobody expected this")
 

@@ -89,12 +89,12 @@ def test_what_cannot_be_is_refused(names: str, config: dict[str, str], expected:
         store(RendezvousSettings("c10d", names, nodes, nodes, config=config), "job", {})
 
 
-def test_an_even_number_works_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_even_number_works_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     QuorumStore(RendezvousSettings("c10d", "n0:1,n1:1", 3, 3), "job", {})
     assert caplog.messages == ["2 rendezvous endpoints survive the loss of 0, no more than 1 do: use an odd number"]
 
 
-def test_an_agent_that_finds_what_one_with_a_single_endpoint_has_written_is_told_both() -> None:
+def test_an_agent_that_finds_what_one_with_a_single_endpoint_has_written_gets_both() -> None:
     store = QuorumStore(SETTINGS, "job", {})
     own, other = SETTINGS.endpoint, "127.0.0.2:1"
     expected = f"this agent has the rendezvous endpoints {own}, another agent of this run has {other}: use the same list on every node"

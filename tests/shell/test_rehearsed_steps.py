@@ -52,7 +52,7 @@ def test_without_checkpoints_a_fault_comes_after_a_third(saves: dict[str, list[i
 LOG, STATE = Path("log"), Path("state.pt")
 
 
-def test_a_file_that_only_grows_while_steps_go_on_is_a_log() -> None:
+def test_a_file_that_only_grows_while_steps_continue_is_a_log() -> None:
     grows = [Change(step, LOG, step > 0) for step in range(0, 100, 10)]
     assert by_kind(grows, 100, 100) == {}
     assert by_kind(grows, 1000, 100) == {"log": [*range(0, 100, 10)]}  # that may be a single slow save
@@ -62,7 +62,7 @@ def test_a_file_that_only_grows_while_steps_go_on_is_a_log() -> None:
     assert by_kind(anew, 100, 100) == {"log": [*range(0, 100, 10)]}  # rewritten each time
 
 
-def test_what_is_written_at_each_step_is_no_checkpoint_where_others_are_written_now_and_then() -> None:
+def test_what_is_written_at_each_step_is_not_a_checkpoint_where_others_are_written_now_and_then() -> None:
     each = [Change(step, Path("status.json"), grew=False) for step in range(100)]
     saves = [Change(step, Path(f"{step}.pt"), grew=False) for step in (33, 66)]
     assert by_kind([*each, *saves], 100, 100) == {"0.pt": [33, 66]}
@@ -122,7 +122,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("options", WRONG)
-def test_what_is_wrong_with_a_command_is_said_in_a_line(
+def test_what_is_wrong_with_a_command_is_reported_in_a_line(
     options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "full").mkdir()
@@ -208,7 +208,7 @@ CANNOT: list[tuple[str, str, list[str], int | None, str]] = [
 
 
 @pytest.mark.parametrize("step, metric, lines, code, why", CANNOT)
-def test_an_undisturbed_run_that_nothing_can_be_compared_with_is_told_apart(
+def test_an_undisturbed_run_that_nothing_can_be_compared_with_is_a_case_of_its_own(
     step: str, metric: str, lines: list[str], code: int | None, why: str, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text("print()")
@@ -272,7 +272,7 @@ class Interrupted(Rehearsals):
         return CaseVerdict(True, "resumed", lost=3, resumed_at=30)
 
 
-def test_a_rehearsal_says_how_long_it_takes_and_shows_what_it_has_when_it_is_interrupted(
+def test_a_rehearsal_shows_how_long_it_takes_and_shows_what_it_has_when_it_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "Rehearsals", Interrupted)
@@ -360,7 +360,7 @@ def test_a_habit_that_breaks_recovery_in_place_fails_a_rehearsal_whose_cases_hol
     ]
 
 
-def test_of_a_script_that_does_not_recover_in_place_one_line_says_so(
+def test_of_a_script_that_does_not_recover_in_place_one_line_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rehearsed(Plain, tmp_path, monkeypatch) == 0

@@ -76,7 +76,7 @@ def test_a_large_file_is_none(path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o644, 0o602, 0o601, 0o666])
-def test_what_others_can_read_is_refused_with_the_command_that_mends_it(path: Path, mode: int) -> None:
+def test_what_others_can_read_is_refused_with_the_command_that_fixes_it(path: Path, mode: int) -> None:
     path.chmod(mode)
     with pytest.raises(InputError) as caught:
         ids(path)
@@ -148,7 +148,7 @@ def test_a_link_is_followed_and_what_it_leads_to_is_judged(path: Path, tmp_path:
         ids(link)
 
 
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_what_is_not_a_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo", 0o600)
     for name, why in (
         ("fifo", "it is not a regular file"),

@@ -38,7 +38,7 @@ from aelastic.agent.watches.watch import Watch
 from aelastic.errors import HostError
 
 
-def test_its_stories_go_as_they_are_told() -> None:
+def test_its_stories_go_as_written() -> None:
     assert changes(SHELL_FOLDER / "supervisor.txt", played) == "", "if the change is intended: `make stories`"
 
 
@@ -85,7 +85,7 @@ async def test_three_methods_are_a_back_end() -> None:
 
 
 @on_virtual_time
-async def test_a_remote_worker_that_is_stopped_or_fails_is_told_like_a_local_one() -> None:
+async def test_a_remote_worker_that_is_stopped_or_fails_is_reported_like_a_local_one() -> None:
     backend = RemoteBackend()
     async with running(supervise(backend, max_restarts=0)) as run:
         backend.exits[1].set_result(WorkerExit(3, note="its machine went away"))
@@ -125,7 +125,7 @@ RAISED = 'Traceback (most recent call last):\n  File "t.py", line 3, in {}\nValu
 
 
 @on_virtual_time
-async def test_workers_that_raised_before_they_were_stopped_are_no_victims() -> None:
+async def test_workers_that_raised_before_they_were_stopped_are_not_victims() -> None:
     """Rank 0 fails.  Some of the ranks stopped after that had printed or recorded an exception of their own."""
     backend = FakeBackend([Plan(exit=WorkerExit(1))] + [FOREVER] * 6)
     async with running(supervise(backend, 7, max_restarts=0), until_s=9) as run:
@@ -153,7 +153,7 @@ async def test_workers_that_raised_before_they_were_stopped_are_no_victims() -> 
 
 @pytest.mark.parametrize("steps", range(30))
 @on_virtual_time
-async def test_a_stop_at_any_moment_of_the_start_reaches_workers_that_start_all_the_same(steps: int) -> None:
+async def test_a_stop_at_any_moment_of_the_start_reaches_workers_that_start_anyway(steps: int) -> None:
     supervisor = supervise(RemoteBackend())
     async with running(supervisor, until_s=0) as run:
         for _ in range(steps):
@@ -164,7 +164,7 @@ async def test_a_stop_at_any_moment_of_the_start_reaches_workers_that_start_all_
 
 
 @on_virtual_time
-async def test_watches_hear_which_workers_come_and_go_and_workers_get_their_variables(
+async def test_watches_learn_which_workers_come_and_go_and_workers_get_their_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[WatchingStandIn] = []
@@ -196,7 +196,7 @@ class BrokenWatch(Watch):
 
 
 @on_virtual_time
-async def test_a_watch_that_fails_is_told_and_the_job_goes_on(
+async def test_a_watch_that_fails_is_reported_and_the_job_continues(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
@@ -249,7 +249,7 @@ async def test_a_supervisor_that_runs_cannot_be_run_again_and_is_not_disturbed()
 
 
 @on_virtual_time
-async def test_a_port_in_use_is_told_before_anything_starts() -> None:
+async def test_a_port_in_use_is_reported_before_anything_starts() -> None:
     backend = FakeBackend([SUCCEEDS])
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]

@@ -116,7 +116,7 @@ def test_a_worker_waits_without_limit_for_the_end_of_a_round_that_is_held() -> N
         assert is_over.result()
 
 
-def test_an_update_after_the_end_of_the_round_is_told_so() -> None:
+def test_an_update_after_the_end_of_the_round_is_refused() -> None:
     with agent_of_worker() as agent:
         agent.end_round()
         assert agent.link.begin_update(ROUND) and not agent.link.begin_update(ROUND + 1)

@@ -36,7 +36,7 @@ def test_a_victim_is_named_where_the_culprits_node_is_switched_off_before_it_cou
     Path(35000216, size, ((failed_at, Fault("fail", "node1")), (off_at, Fault("dark", "node1")))).run()
 
 
-def test_a_failure_ends_the_job_where_nobody_hears_in_time_that_a_connection_broke_after_it() -> None:
+def test_a_failure_ends_the_job_where_nobody_learns_in_time_that_a_connection_broke_after_it() -> None:
     size = Size(nodes=3, min_nodes=3, max_nodes=3, max_restarts=0)
     failed_at, broke_at = 4.389656491175515, 4.5368
     Path(44000074, size, ((failed_at, Fault("fail", "node2")), (broke_at, Fault("break", "node2")))).run()
@@ -139,7 +139,7 @@ def test_a_failure_may_be_charged_where_its_coordinator_stood_still_as_another_n
     Path(48001350, size, faults).run()
 
 
-def test_a_victim_is_named_where_a_node_leaves_before_it_hears_that_its_connection_broke() -> None:
+def test_a_victim_is_named_where_a_node_leaves_before_it_learns_that_its_connection_broke() -> None:
     size = Size(nodes=2, min_nodes=2, max_nodes=2)
     broke_at, left_at = 3.9263456382799813, 4.165436448074513
     faults = ((broke_at, Fault("break", "node1")), (left_at, Fault("leave", "node1", seconds=0.3)))

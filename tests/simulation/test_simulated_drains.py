@@ -123,7 +123,7 @@ def test_several_notices_are_one_and_the_earliest_deadline_holds() -> None:
     simulation.wait(lambda: simulation.ranks == 2)
 
 
-def test_ranks_that_have_saved_go_on_where_they_were_once_the_notice_is_called_off() -> None:
+def test_ranks_that_have_saved_continue_where_they_were_once_the_notice_is_called_off() -> None:
     simulation = Drained(4, step_s=(0.3, 0.5))
     agent, training = simulation.agent(1), simulation.training
     assert training is not None
@@ -196,7 +196,7 @@ def strike(simulation: Drained, fault: str, dice: random.Random) -> None:
 
 @pytest.mark.parametrize("begin", range(0, DRAIN_SEEDS, SEEDS_IN_A_TEST))
 @pytest.mark.parametrize("fault", FAULTS)
-def test_no_rank_saves_where_others_go_on_whatever_fails_meanwhile(fault: str, begin: int) -> None:
+def test_no_rank_saves_where_others_continue_whatever_fails_meanwhile(fault: str, begin: int) -> None:
     for seed in range(begin, min(begin + SEEDS_IN_A_TEST, DRAIN_SEEDS)):
         dice = random.Random(f"{fault} {seed}")
         steps = dice.choice([(0.005, 0.02), (0.05, 0.1), (0.2, 0.5)])

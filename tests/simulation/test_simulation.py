@@ -240,7 +240,7 @@ def test_a_node_that_has_finished_may_be_lost_and_the_others_are_still_one_round
 
 @both_endpoints
 @pytest.mark.parametrize("hosts", ["01", "012"])
-def test_a_coordinator_whose_other_nodes_were_all_switched_off_goes_on_alone(hosts: str, has_etcd: bool) -> None:
+def test_a_coordinator_whose_other_nodes_were_all_switched_off_continues_alone(hosts: str, has_etcd: bool) -> None:
     """If only one node falls silent, that proves nothing; if several do, the leader itself may be cut off."""
     story = Story(hosts, has_etcd=has_etcd, survivor="endpoint")
     story.until_run_by(hosts)
@@ -314,7 +314,7 @@ def test_of_five_nodes_four_run_whichever_is_killed_twenty_times(has_etcd: bool)
 
 @both_endpoints
 @pytest.mark.parametrize("how", [FIN, "dark", "leaves"])
-def test_a_round_goes_on_when_a_coordinator_that_has_no_part_in_it_goes(how: str, has_etcd: bool) -> None:
+def test_a_round_continues_when_a_coordinator_that_has_no_part_in_it_goes(how: str, has_etcd: bool) -> None:
     story = whose_coordinator_is_a_spare(has_etcd=has_etcd)
     agent = story.agent("0")
     story.assert_undisturbed("12", lambda: agent.ask_to_leave() if how == "leaves" else agent.crash(how))
@@ -373,7 +373,7 @@ def silent_for_a_while(story: Story) -> None:
 
 
 @both_endpoints
-def test_workers_go_on_while_the_endpoint_is_silent_and_are_not_started_again_after_that(has_etcd: bool) -> None:
+def test_workers_continue_while_the_endpoint_is_silent_and_are_not_started_again_after_that(has_etcd: bool) -> None:
     story = Story(has_etcd=has_etcd)
     story.assert_undisturbed("012", lambda: silent_for_a_while(story))
 
@@ -432,7 +432,7 @@ def bring_back(story: Story, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "dark", "frozen", "cut off"])
-def test_most_nodes_of_a_round_go_on_without_endpoint_and_coordinator_and_take_them_in_again(how: str) -> None:
+def test_most_nodes_of_a_round_continue_without_endpoint_and_coordinator_and_take_them_in_again(how: str) -> None:
     story = with_endpoint()
     take_away(story, how)
     story.until(
@@ -449,7 +449,7 @@ def test_most_nodes_of_a_round_go_on_without_endpoint_and_coordinator_and_take_t
 
 
 @pytest.mark.parametrize("how", ["cut off", "frozen"])
-def test_most_nodes_of_a_round_go_on_without_the_endpoint_where_one_of_them_coordinates(how: str) -> None:
+def test_most_nodes_of_a_round_continue_without_the_endpoint_where_one_of_them_coordinates(how: str) -> None:
     story = with_endpoint()
     take_away(story, "killed")
     story.until(lambda: story.run_by("12"), LEASE_S + 1)
@@ -483,7 +483,7 @@ def test_without_a_majority_nodes_stop_their_workers_and_wait_for_the_endpoint(h
     story.until_run_by("".join(sorted({*hosts} - {*gone})), 3 * LEASE_S)
 
 
-def test_an_agent_that_was_started_anew_does_not_vote_for_the_one_before() -> None:
+def test_an_agent_that_was_started_again_does_not_vote_for_the_one_before() -> None:
     """Its node continued with the others; the new agent does not know that, and finds the side with the endpoint."""
     story = with_endpoint("0123")
     take_away(story, "cut off")
@@ -503,7 +503,7 @@ def test_an_agent_that_was_started_anew_does_not_vote_for_the_one_before() -> No
 
 
 @pytest.mark.parametrize("fourth", ["lives", "is replaced"])
-def test_of_two_halves_that_have_the_endpoint_in_turn_the_one_that_agreed_on_a_round_goes_on(fourth: str) -> None:
+def test_of_two_halves_that_have_the_endpoint_in_turn_the_one_that_agreed_on_a_round_continues(fourth: str) -> None:
     """The first half begins a round with the endpoint's vote, and then no longer needs it; the other half lacks one."""
     story = Story("0123")
     story.until_run_by("0123")
@@ -540,7 +540,7 @@ def test_newcomers_in_the_places_of_all_that_are_missing_take_part() -> None:
 
 
 @pytest.mark.parametrize("survivor", ["majority", "endpoint"])
-def test_the_endpoint_side_goes_on_alone_where_it_is_told_to(survivor: str) -> None:
+def test_the_endpoint_side_continues_alone_where_it_is_configured_to(survivor: str) -> None:
     story = Story(is_endpoint_on_node0=True, survivor=survivor)
     story.until_run_by("012")
     take_away(story, "cut off")
@@ -550,7 +550,7 @@ def test_the_endpoint_side_goes_on_alone_where_it_is_told_to(survivor: str) -> N
 
 @pytest.mark.parametrize("hosts", ["012", "01234"])
 @pytest.mark.parametrize("how", ["killed", "asked to leave"])
-def test_a_minority_goes_on_where_the_coordinator_and_others_end_at_once_and_the_endpoint_is_there(
+def test_a_minority_continues_where_the_coordinator_and_others_end_at_once_and_the_endpoint_is_there(
     hosts: str, how: str
 ) -> None:
     story = Story(hosts)
@@ -598,7 +598,7 @@ def test_newcomers_begin_no_round_beside_one_that_the_endpoint_knows() -> None:
     assert newest.before is round_ and len(round_.received.keys() & newest.received.keys()) >= 2
 
 
-def test_newcomers_that_wait_for_a_round_in_vain_end_without_it_and_it_goes_on() -> None:
+def test_newcomers_that_wait_for_a_round_in_vain_end_without_it_and_it_continues() -> None:
     story = cut_off_with_newcomers(join_timeout_s=30.0)
     round_ = story.until_run_by("012")
     story.until(lambda: len(story.living) == 3, 30 + 2 * LEASE_S)
@@ -740,7 +740,7 @@ def woken_with_a_newcomer(size: dict[str, Any], seed: int) -> Story:
 
 @pytest.mark.parametrize("host", "01")
 @pytest.mark.parametrize("is_endpoint_on_node0", [False, True])
-def test_a_verdict_is_said_on_one_side_of_a_cut_only_if_the_other_side_says_the_same(
+def test_a_verdict_is_sent_on_one_side_of_a_cut_only_if_the_other_side_sends_the_same(
     is_endpoint_on_node0: bool, host: str
 ) -> None:
     """The leader is cut off from the others at each event between the failure and the verdict."""
@@ -807,7 +807,7 @@ def cut_in_two(host: str, steps: int, seconds: float, *, is_endpoint_on_node0: b
 
 
 @both_endpoints
-def test_an_agent_that_was_elected_and_never_heard_of_it_campaigns_again(has_etcd: bool) -> None:
+def test_an_agent_that_was_elected_and_never_learned_of_it_campaigns_again(has_etcd: bool) -> None:
     story = Story("", nodes=3, max_nodes=3, has_etcd=has_etcd)
     story.begin("0")
     lose_answers = partial(setattr, story.endpoint, "faults", EndpointFaults(answer_lost=1.0))
@@ -832,7 +832,7 @@ def test_of_two_agents_that_campaign_at_once_one_leads(has_etcd: bool) -> None:
     assert len(story.endpoint.elections) == 1
 
 
-def test_a_coordinator_writes_itself_anew_on_a_counting_endpoint_that_was_wiped() -> None:
+def test_a_coordinator_writes_itself_again_on_a_counting_endpoint_that_was_wiped() -> None:
     story = Story("012", nodes=4, max_nodes=3)
     story.assert_undisturbed("012", story.endpoint.wipe)
     assert len(story.endpoint.elections) == 1
@@ -921,7 +921,7 @@ def test_a_spare_that_was_away_when_the_job_ended_reads_the_verdict_on_the_endpo
 @pytest.mark.parametrize("away_s", [2.0, LEASE_S + 1.0], ids=["shorter than a lease", "longer"])
 @pytest.mark.parametrize("is_frozen", [False, True], ids=["cut off", "frozen"])
 @pytest.mark.parametrize("ends", ["fails", "succeeds"])
-def test_the_coordinator_stays_until_an_agent_that_was_away_has_heard_how_the_job_ended(
+def test_the_coordinator_stays_until_an_agent_that_was_away_has_learned_how_the_job_ended(
     ends: str, is_frozen: bool, away_s: float
 ) -> None:
     """The endpoint is lost with the others."""

@@ -94,7 +94,7 @@ def test_an_end_that_is_closed_with_something_unread_resets_the_other() -> None:
     assert (two.client.lines, two.server.lines) == (["reset"], ["closed"])
 
 
-def test_an_end_that_sends_no_more_still_hears_the_other() -> None:
+def test_an_end_that_sends_no_more_still_receives_from_the_other() -> None:
     two = Two()
 
     def hang_up() -> None:
@@ -140,7 +140,7 @@ def test_a_process_that_ends_does_nothing_more_and_its_kernel_tells_the_other_en
     assert two.server.lines == received and after == []
 
 
-def test_a_frozen_process_hears_all_when_it_goes_on_and_its_timers_are_late() -> None:
+def test_a_frozen_process_receives_all_when_it_continues_and_its_timers_are_late() -> None:
     two, woken = Two(), list[float]()
 
     async def sleep() -> None:

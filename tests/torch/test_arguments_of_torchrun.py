@@ -20,7 +20,7 @@ from aelastic.workers.functions import run_script_path
 
 
 @pytest.mark.all
-def test_auto_counts_as_torch_does(script: str, torch_run: Any) -> None:
+def test_auto_finds_the_number_that_torch_finds(script: str, torch_run: Any) -> None:
     count = torch_run.determine_local_world_size("auto")
     assert invoke("--nproc-per-node=auto", script, **os.environ).spec.local_world_size == count
 

@@ -98,7 +98,7 @@ def test_a_lack_of_memory_is_a_ranks_own_even_if_a_collective_has_failed() -> No
     assert not judged(raises, Agent())
 
 
-def test_an_agent_that_is_not_heard_in_time_has_not_ended_the_round() -> None:
+def test_an_agent_whose_message_is_late_has_not_ended_the_round() -> None:
     agent = Agent(ends_the_round=False)
     assert not judged(in_c, agent)
     assert agent.waited_s == [0.2]
@@ -114,7 +114,7 @@ def test_the_agent_has_longer_where_a_socket_of_the_round_is_closed(capsys: pyte
     )
 
 
-def test_a_rank_that_hears_soon_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_gets_its_answer_soon_logs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert judged(in_c, Agent(is_cut=True))
     assert capsys.readouterr().err == ""
 

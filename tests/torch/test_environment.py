@@ -186,7 +186,7 @@ def test_workers_find_the_same_whatever_flags_and_variables_are_together(
         assert_same_env(theirs[rank]["env"], ours[rank]["env"], env, shapes)
 
 
-def test_what_the_agent_ignores_and_its_umask_and_priority_are_passed_on_and_no_worker_is_told_of_port_0(
+def test_what_the_agent_ignores_and_its_umask_and_priority_are_passed_on_and_no_worker_gets_port_0(
     folder: Path,
 ) -> None:
     def prepare() -> None:

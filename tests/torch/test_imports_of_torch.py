@@ -57,7 +57,7 @@ def test_names_are_found_and_jobs_run_without_torch_and_a_forked_function_has_wh
 
 
 @pytest.mark.all
-def test_a_program_that_only_configures_metrics_is_told_them() -> None:
+def test_a_program_that_only_configures_metrics_receives_them() -> None:
     code = """
         import asyncio, sys
         from torch.distributed.elastic import metrics

@@ -283,7 +283,7 @@ def on_batch(step):
 @pytest.mark.all
 @pytest.mark.ci
 @pytest.mark.parametrize("packet", [b"garbage", b"{}", b'{"kind": "ready", "round": "x", "step": 0}', b"x" * 70000])
-def test_what_is_no_message_is_refused_and_the_worker_has_not_opted_in(launch: Launcher, packet: bytes) -> None:
+def test_what_is_not_a_message_is_refused_and_the_worker_has_not_opted_in(launch: Launcher, packet: bytes) -> None:
     code = f"""
 import socket
 

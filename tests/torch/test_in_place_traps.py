@@ -621,7 +621,7 @@ def test_a_compiled_model_is_called_again(launch: Launcher) -> None:
     assert found.end == undisturbed.end, job.story
 
 
-def test_buckets_that_are_ordered_anew_add_gradients_in_another_order(launch: Launcher) -> None:
+def test_buckets_that_are_ordered_again_add_gradients_in_another_order(launch: Launcher) -> None:
     """Why all other trainings set `find_unused_parameters`: DDP sorts its buckets after the first step of a round."""
     case = """
 def wrap():

@@ -160,7 +160,7 @@ def test_the_update_has_begun_when_the_hooks_of_an_optimizer_run() -> None:
 
 
 @pytest.mark.parametrize("objects, step", [((), 0), ((Value(3),), NO_STEP)], ids=["model", "a value, too"])
-def test_a_step_without_an_update_is_lost_with_its_round_and_tears_what_is_no_model(
+def test_a_step_without_an_update_is_lost_with_its_round_and_tears_what_is_not_a_model(
     objects: tuple[Any, ...], step: int
 ) -> None:
     model, optimizer = with_gradients()

@@ -107,7 +107,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_script_that_does_not_recover_is_told_why(name: str, tmp_path: Path) -> None:
+def test_a_script_that_does_not_recover_gets_the_reason(name: str, tmp_path: Path) -> None:
     script, words, habit = BROKEN[name]
     code, result = rehearse(tmp_path, script, "--only", "in place: rank 0", "--nproc-per-node", "2", *WARM)
     assert code == 1 and words in result["rehearsals"][1]["text"], result

@@ -109,7 +109,7 @@ def test_variables_give_defaults_as_with_torch(variable: str, torchs: Any, monke
     assert (vars(found) == plain) == (variable == "PET_MODULE"), "0 is the default there"
 
 
-def test_an_empty_variable_counts_as_unset(torchs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_is_unset(torchs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = vars(ours.parse_args(["x.py"]))
     for variable in VARIABLES:
         monkeypatch.setenv(variable, "")
@@ -133,7 +133,7 @@ def test_a_config_is_torchs_but_for_where_output_goes(line: str, torchs: Any, tm
         assert args == their_args
 
 
-def test_output_that_was_not_asked_for_makes_no_folder(
+def test_output_that_was_not_requested_makes_no_folder(
     torchs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -266,7 +266,7 @@ def test_a_namespace_of_torchs_parser_runs_as_its_caller_changed_it_or_made_it(
         pytest.param(["--rdzv-backend=c10d"], marks=pytest.mark.all),
     ],
 )
-def test_a_node_on_its_own_runs_by_any_way_to_say_so(options: list[str], script: str, printed: Any) -> None:
+def test_a_node_on_its_own_runs_by_any_option_for_it(options: list[str], script: str, printed: Any) -> None:
     ours.main([*options, script, "alone"])
     assert printed() and printed()[0].startswith("alone 1")
 
@@ -279,7 +279,7 @@ def test_a_node_on_its_own_runs_by_any_way_to_say_so(options: list[str], script:
         (["--logs-specs", "nobodys", "SCRIPT"], "no installed package has it"),
     ],
 )
-def test_what_cannot_be_is_a_value_error_that_says_so(argv: list[str], words: str, script: str) -> None:
+def test_what_cannot_be_is_a_value_error_that_names_it(argv: list[str], words: str, script: str) -> None:
     with pytest.raises(ValueError, match=words) as caught:
         ours.main([script if word == "SCRIPT" else word for word in argv])
     assert isinstance(caught.value, InputError)

@@ -130,7 +130,7 @@ def test_an_object_of_another_class_is_refused_and_named(state: Any, place: str)
     (torch.eye(2).to_sparse(), "only if it is a dense tensor"),
     (torch.empty(2, device="meta"), "on the device meta"),
 ])  # fmt: skip
-def test_a_tensor_that_is_no_plain_memory_is_refused_and_named(tensor: torch.Tensor, why: str) -> None:
+def test_a_tensor_that_is_not_in_plain_memory_is_refused_and_named(tensor: torch.Tensor, why: str) -> None:
     with pytest.raises(UnsharableStateError, match=why) as refused:
         State([nn.Linear(1, 1), Value([tensor])])
     assert "share: Value 1.state_dict()[0] is a " in str(refused.value)

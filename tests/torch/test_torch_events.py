@@ -164,7 +164,7 @@ QUICK = {"programs succeed", "a function fails", "a program fails, then succeeds
 @pytest.mark.parametrize(
     "story", [pytest.param(story, marks=() if story in QUICK else pytest.mark.all) for story in ONE_NODE]
 )
-def test_listeners_are_told_what_torchs_agent_tells_them_with_the_time_when_it_happened(
+def test_listeners_get_what_torchs_agent_sends_them_with_the_time_when_it_happened(
     start_agent: Callable[..., Agent], story: str
 ) -> None:
     agents = [start_agent(launcher, story) for launcher in ("torch", "ours")]
@@ -300,7 +300,7 @@ POINTS: dict[str, tuple[list[Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_what_is_told(point: str) -> None:
+def test_which_events_and_metrics_are_recorded(point: str) -> None:
     story, records = Story(), list[TorchRecord]()
     steps, words = POINTS[point]
     for number, step in enumerate(steps):
@@ -364,7 +364,7 @@ def supervisor(**spec: Any) -> Supervisor:
     return Supervisor(WorkerSpec(**{"entrypoint": "true", "event_log_handler": "ours", **spec}))
 
 
-async def test_a_handler_that_the_program_added_is_told_and_if_it_raises_that_is_reported_once_and_harms_nothing(
+async def test_a_handler_that_the_program_added_is_called_and_if_it_raises_that_is_reported_once_and_harms_nothing(
     handler: Handler, caplog: pytest.LogCaptureFixture
 ) -> None:
     handler.error = ValueError("the disk of the handler is full")
@@ -375,7 +375,7 @@ async def test_a_handler_that_the_program_added_is_told_and_if_it_raises_that_is
     assert "ValueError: the disk of the handler is full" in warnings[0]
 
 
-async def test_a_handler_that_blocks_is_waited_for_at_the_end_and_not_for_ever(
+async def test_a_handler_that_blocks_is_waited_for_at_the_end_and_not_forever(
     handler: Handler, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_events, "FINISH_TIMEOUT_S", 0.2)
@@ -434,7 +434,7 @@ async def test_an_agent_that_cannot_make_its_folders_has_failed(tmp_path: Path, 
 
 @pytest.mark.all
 @pytest.mark.ci
-def test_on_the_command_line_a_job_that_fails_at_once_is_told_to_its_end(launch: Launcher) -> None:
+def test_on_the_command_line_a_job_that_fails_at_once_is_recorded_to_its_end(launch: Launcher) -> None:
     job = launch("sys.exit(3)", "--event-log-handler", "console", "--nproc-per-node", "2", wrapper=PATIENT)
     job.assert_ends(3, limit_s=LAUNCH_TIMEOUT_S)
     events = [json.loads(line) for line in job.stderr.splitlines() if line.startswith("{")]
@@ -447,7 +447,7 @@ def test_on_the_command_line_a_job_that_fails_at_once_is_told_to_its_end(launch:
 
 
 @pytest.mark.all
-def test_a_failure_of_the_agent_is_told_with_its_traceback(launch: Launcher) -> None:
+def test_a_failure_of_the_agent_is_recorded_with_its_traceback(launch: Launcher) -> None:
     options = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={free_endpoint()}", "--rdzv-id=job"]
     job = launch("pass", *options, "--rdzv-conf=join_timeout=1", "--event-log-handler=console", wrapper=PATIENT)
     job.wait(LAUNCH_TIMEOUT_S)

@@ -186,7 +186,7 @@ def torch_threads() -> list[threading.Thread]:
 # A round.
 
 
-async def test_a_round_is_what_the_handler_says_it_is() -> None:
+async def test_a_round_is_what_the_handler_returns() -> None:
     async with agent_with(Handler((0, 1))) as agent:
         assigned = await agent.join()
     assert assigned == m.Assigned(1, 0, NodeRanks(0, 1, 0, 2, 0, 2, 2), "node0", 29511, store_server="rendezvous")
@@ -215,7 +215,7 @@ async def test_nodes_agree_on_their_ranks_as_torchs_agents_do_whatever_their_rol
     ],
 )
 @pytest.mark.parametrize("is_shared, store_server", [(False, "worker"), (True, "rendezvous")])
-async def test_the_handler_says_who_serves_the_workers_store_and_the_spec_by_which_address_they_know_it(
+async def test_the_handler_names_who_serves_the_workers_store_and_the_spec_by_which_address_they_know_it(
     options: dict[str, Any], where: tuple[str, int], is_shared: bool, store_server: str
 ) -> None:
     handler = Handler((0, 1))
@@ -327,7 +327,7 @@ async def test_a_link_that_is_closed_twice_at_once_shuts_its_handler_down() -> N
     assert handler.shutdowns == 1
 
 
-async def test_workers_go_on_while_the_rendezvous_cannot_be_asked(caplog: pytest.LogCaptureFixture) -> None:
+async def test_workers_continue_while_the_rendezvous_cannot_be_asked(caplog: pytest.LogCaptureFixture) -> None:
     handler = Handler((0, 1))
     handler.waiting = torch_rdzv.RendezvousConnectionError("no route")
     async with joined(handler) as agent:
@@ -417,7 +417,7 @@ async def test_a_handler_that_asks_to_exit_while_workers_run_ends_the_agent() ->
     assert str(error) == "torch's rendezvous cannot be asked: its handler raised SystemExit(3)"
 
 
-async def test_a_handler_that_cannot_be_made_is_the_users_to_mend() -> None:
+async def test_a_handler_that_cannot_be_made_is_the_users_to_fix() -> None:
     settings = RendezvousSettings(backend="torch:c10d", endpoint="localhost:0", config={"is_host": "perhaps"})
     error = await error_of(handler_opener("torch:c10d", settings, "job"))
     assert isinstance(error, InputError)
@@ -448,7 +448,7 @@ async def test_a_link_that_was_never_used_closes() -> None:
 
 
 @pytest.mark.all
-def test_a_program_ends_though_its_handler_blocks_for_ever() -> None:
+def test_a_program_ends_though_its_handler_blocks_forever() -> None:
     code = """
         import anyio, sys, time
         from aelastic.rdzv.protocol.messages import Node, Ready

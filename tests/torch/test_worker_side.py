@@ -55,7 +55,7 @@ for name, options in meetings.items():
 """
 
 
-def test_workers_are_told_their_ranks_and_make_groups_of_all_kinds_wherever_they_meet(
+def test_workers_get_their_ranks_and_make_groups_of_all_kinds_wherever_they_meet(
     launch: Launcher, free_ports: dict[str, str]
 ) -> None:
     reported = both(
@@ -275,7 +275,7 @@ def digest(model):
 
 
 @pytest.mark.parametrize("how", ["sync", pytest.param("async in a process", marks=pytest.mark.all)])
-def test_ddp_trains_and_goes_on_from_a_distributed_checkpoint_after_a_crash(launch: Launcher, how: str) -> None:
+def test_ddp_trains_and_continues_from_a_distributed_checkpoint_after_a_crash(launch: Launcher, how: str) -> None:
     script = TRAINING + textwrap.dedent(
         """
             from torch.distributed.checkpoint.state_dict import set_state_dict

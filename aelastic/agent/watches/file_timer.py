@@ -148,7 +148,7 @@ class FileTimerServer(Watch):
             data = os.read(self._fd, CHUNK_BYTES)
         except BlockingIOError:
             return False
-        self._handle(rules.Received(data, time.time()))  # noqa: TID251  the clients' times are of this clock
+        self._handle(rules.DataReceived(data, time.time()))  # noqa: TID251  the clients' times are of this clock
         return len(data) == CHUNK_BYTES
 
     async def _read_all(self) -> None:

@@ -21,7 +21,7 @@ IN_ONESHOT = 0x80000000
 _EVENT_INTS = 4
 
 
-class Growth:
+class GrowthWatch:
     """Waits for any of the watched files to grow (`inotify(7)`, the part that we need).
 
     If it is not available (not Linux, or all of the user's instances are in use), files are checked at intervals

@@ -73,7 +73,7 @@ class Ended(Record):
     local_rank: int
 
 
-class Received(Record):
+class DataReceived(Record):
     """Data from the FIFO, cut anywhere."""
 
     data: bytes
@@ -89,13 +89,13 @@ class Belongs(Record):
     is_gone: bool = False  # it has ended meanwhile, so it does not hang
 
 
-Event: TypeAlias = Started | Ended | Received | Belongs | DeadlinePassed
+Event: TypeAlias = Started | Ended | DataReceived | Belongs | DeadlinePassed
 
 # Actions.
 
 
 class FindOwner(Record):
-    """Find out which worker a process belongs to.  Answered by `Belongs`, before the next `Received`."""
+    """Find out which worker a process belongs to.  Answered by `Belongs`, before the next `DataReceived`."""
 
     generation: int
     pid: int
@@ -157,7 +157,7 @@ class Timers:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         match event:
-            case Received():
+            case DataReceived():
                 return self._on_received(event, now)
             case Belongs():
                 return self._on_belongs(event)
@@ -227,7 +227,7 @@ class Timers:
 
     # Lines.
 
-    def _on_received(self, event: Received, now: float) -> list[Action]:
+    def _on_received(self, event: DataReceived, now: float) -> list[Action]:
         *lines, rest = (self._rest + event.data).split(b"\n")
         actions: list[Action] = []
         if lines and self._is_skipping:

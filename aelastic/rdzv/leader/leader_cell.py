@@ -18,8 +18,8 @@ from aelastic.rdzv.protocol import messages as m
 READ_AGAIN_S = 0.25
 
 
-class OpenQuestion(Record):
-    """A question that the endpoint has not answered."""
+class CellRequest(Record):
+    """A request that the endpoint has not answered."""
 
     at: float
     written: m.StoredCell | None  # `None`: the cell is read
@@ -43,11 +43,11 @@ class LeaderCell:
     has_read: bool = False  # whether it was
     due: float = -math.inf  # when to read or renew it
     taken_at: float = -math.inf  # when this leader requested the last write that the endpoint took
-    _asked: OpenQuestion | None = None
+    _asked: CellRequest | None = None
     _silent_since: float | None = None  # since when the endpoint owes an answer, or fails
     _words: int = 0  # incarnations that this leader has begun, or requested
     # Since the last write that was answered.
-    _lost_writes: list[OpenQuestion] = field(default_factory=list[OpenQuestion])
+    _lost_writes: list[CellRequest] = field(default_factory=list[CellRequest])
 
     @property
     def cell(self) -> Cell | None:
@@ -101,7 +101,7 @@ class LeaderCell:
         return ev.WriteCell(written)
 
     def _ask(self, written: m.StoredCell | None, now: float, due_s: float) -> None:
-        self._asked, self.due = OpenQuestion(now, written), now + due_s
+        self._asked, self.due = CellRequest(now, written), now + due_s
         if self._silent_since is None:
             self._silent_since = now
 
@@ -109,7 +109,7 @@ class LeaderCell:
         self._words += 1
         return self.word if self._words == 1 else f"{self.word}.{self._words}"
 
-    def on_answered(self, stored: m.StoredCell | None, now: float) -> OpenQuestion | None:
+    def on_answered(self, stored: m.StoredCell | None, now: float) -> CellRequest | None:
         """Notes an answer; returns the question, or `None` if there was none."""
         asked, self._asked, self._silent_since = self._asked, None, None
         if asked is None:

@@ -71,7 +71,7 @@ class Refusal(Exception):
         self.code, self.message = code, message
 
 
-class Question(Record):
+class HttpRequest(Record):
     """An HTTP request."""
 
     method: str
@@ -81,11 +81,11 @@ class Question(Record):
     headers: Mapping[str, str] = MappingProxyType({})  # further ones
 
 
-class Answer(Record):
+class HttpAnswer(Record):
     """The answer of an endpoint."""
 
     endpoint: Endpoint
-    question: Question
+    request: HttpRequest
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -93,11 +93,11 @@ class Answer(Record):
     def __str__(self) -> str:
         text = " ".join(self.body[: 4 * _SHOWN_OF_ANSWER].decode(errors="replace").split())[:_SHOWN_OF_ANSWER]
         server = f", Server: {self.headers['Server'][:_SHOWN_OF_ANSWER]}" if "Server" in self.headers else ""
-        asked = f"{self.question.method} {self.question.path}"
+        asked = f"{self.request.method} {self.request.path}"
         return f"{self.endpoint} answers {asked} with {self.status} ({text}{server})"
 
 
-class Entry(Record):
+class KeyValue(Record):
     """The value that etcd keeps under a key."""
 
     value: bytes = b""
@@ -105,7 +105,7 @@ class Entry(Record):
 
 
 class EtcdStore(Store):
-    """The cell of one run id in an etcd cluster.  One question at a time.
+    """The cell of one run id in an etcd cluster.  One request at a time.
 
     Args:
         settings: `endpoint`, `lease_s`, and those of `config` that `etcd_settings.py` lists.
@@ -122,7 +122,7 @@ class EtcdStore(Store):
         self.settings = etcd_settings(settings)
         self.at = ",".join(map(str, self.settings.endpoints))
         self._key = self.settings.key(run_id)
-        self._seen: Entry | None = None  # under the key, as far as this agent knows
+        self._seen: KeyValue | None = None  # under the key, as far as this agent knows
         # Each endpoint gets its turn within a lease.
         self._limit_s = min(ANSWER_LIMIT_S, settings.lease_s / len(self.settings.endpoints))
         self._first = 0  # the endpoint that answered last
@@ -142,11 +142,11 @@ class EtcdStore(Store):
         return self._seen.value
 
     @abstractmethod
-    async def _look(self) -> Entry:
+    async def _look(self) -> KeyValue:
         """Returns the entry of the key."""
 
     @abstractmethod
-    async def _replace(self, seen: Entry, new: bytes) -> Entry:
+    async def _replace(self, seen: KeyValue, new: bytes) -> KeyValue:
         """Writes a value unless another write came after the one that was seen; returns the entry afterwards."""
 
     @property
@@ -184,11 +184,11 @@ class EtcdStore(Store):
             with anyio.CancelScope(shield=True):
                 await session.close()
 
-    async def _ask(self, question: Question, understand: Callable[[Answer], T]) -> T:
+    async def _ask(self, request: HttpRequest, understand: Callable[[HttpAnswer], T]) -> T:
         """Asks one endpoint after the other until one answers; returns what `understand` makes of the answer.
 
         Args:
-            question: the same for each.
+            request: the same for each.
             understand: may raise `Elsewhere`, so that the next endpoint is asked; anything else is for the caller.
 
         Raises:
@@ -205,7 +205,7 @@ class EtcdStore(Store):
             self._asked = endpoints[index]
             try:
                 with anyio.fail_after(self._limit_s):
-                    answer = await self._exchange(question)
+                    answer = await self._exchange(request)
                 self._first = index
                 return understand(answer)
             except TimeoutError:
@@ -219,28 +219,28 @@ class EtcdStore(Store):
             topic="etcd-does-not-answer",
         )
 
-    async def _exchange(self, question: Question) -> Answer:
+    async def _exchange(self, request: HttpRequest) -> HttpAnswer:
         import aiohttp
 
         try:
             try:
-                return await self._request(question)
+                return await self._request(request)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
                 if isinstance(error, aiohttp.ClientConnectorError):
                     raise
                 # A connection from before, to a server that has restarted since: ask again on a new one.
-                return await self._request(question)
+                return await self._request(request)
         except (aiohttp.ClientError, OSError) as error:
             raise self._cause(error) from None
 
-    async def _request(self, question: Question) -> Answer:
+    async def _request(self, request: HttpRequest) -> HttpAnswer:
         from yarl import URL
 
-        endpoint, method, path = self._asked, question.method, question.path
-        url, headers = URL(f"{endpoint.scheme}://{endpoint}{path}", encoded=True), dict(question.headers)
+        endpoint, method, path = self._asked, request.method, request.path
+        url, headers = URL(f"{endpoint.scheme}://{endpoint}{path}", encoded=True), dict(request.headers)
         body, session = None, self._open_session()
-        if question.body:
-            headers["Content-Type"], body = question.body_type, BytesIO(question.body)  # aiohttp warns of large bytes
+        if request.body:
+            headers["Content-Type"], body = request.body_type, BytesIO(request.body)  # aiohttp warns of large bytes
         async with session.request(method, url, headers=headers, allow_redirects=False, data=body) as response:
             received = bytearray()
             async for chunk in response.content.iter_any():
@@ -250,7 +250,7 @@ class EtcdStore(Store):
                         f"{endpoint} answers {method} {path} with more than {MAX_ANSWER_BYTES} bytes",
                         topic="something-other-than-etcd-answers",
                     )
-            return Answer(endpoint, question, response.status, response.headers, bytes(received))
+            return HttpAnswer(endpoint, request, response.status, response.headers, bytes(received))
 
     def _open_session(self) -> aiohttp.ClientSession:
         import aiohttp
@@ -331,7 +331,7 @@ class EtcdStore(Store):
             return Elsewhere(os.strerror(number) if number > 0 else cause.strerror or str(cause))
         return Elsewhere(str(cause) or type(error).__name__)
 
-    async def _who_is(self, answer: Answer) -> Exception:
+    async def _who_is(self, answer: HttpAnswer) -> Exception:
         """Returns which server gave an answer that the API does not have."""
         if b"HTTP request to an HTTPS server" in answer.body:
             return InputError(
@@ -348,7 +348,7 @@ class EtcdStore(Store):
         """Returns the version of the last endpoint, if it is an etcd; otherwise an empty string."""
         try:
             with anyio.fail_after(self._limit_s):
-                answer = await self._exchange(Question("GET", "/version"))
+                answer = await self._exchange(HttpRequest("GET", "/version"))
             version = json.loads(answer.body)["etcdserver"]
         except (Elsewhere, TimeoutError, ValueError, LookupError, TypeError, RecursionError):
             return ""

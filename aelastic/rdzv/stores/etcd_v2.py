@@ -11,7 +11,15 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from aelastic.errors import InputError, RendezvousStateError
-from aelastic.rdzv.stores.etcd_http import Answer, Elsewhere, Entry, EtcdStore, NotUnderstood, Question, Refusal
+from aelastic.rdzv.stores.etcd_http import (
+    Elsewhere,
+    EtcdStore,
+    HttpAnswer,
+    HttpRequest,
+    KeyValue,
+    NotUnderstood,
+    Refusal,
+)
 
 # Documentation/v2/errorcode.md of etcd 3.4.
 KEY_NOT_FOUND, COMPARE_FAILED, NOT_A_FILE, KEY_EXISTS, UNAUTHORIZED = 100, 101, 102, 105, 110
@@ -24,15 +32,15 @@ class EtcdV2(EtcdStore):
     backend = "etcd-v2"
     without_api = "does not serve the v2 API: use the back end etcd-v3, or start it with --enable-v2"
 
-    async def _look(self) -> Entry:
+    async def _look(self) -> KeyValue:
         try:
             return await self._request_key("GET", "quorum=true")
         except Refusal as refusal:
             if refusal.code == KEY_NOT_FOUND:
-                return Entry()
+                return KeyValue()
             raise self._error(refusal) from None
 
-    async def _replace(self, seen: Entry, new: bytes) -> Entry:
+    async def _replace(self, seen: KeyValue, new: bytes) -> KeyValue:
         condition = f"prevIndex={seen.modified}" if seen.modified else "prevExist=false"
         try:
             return await self._request_key("PUT", condition, {"value": new.decode()})
@@ -41,14 +49,14 @@ class EtcdV2(EtcdStore):
                 raise self._error(refusal) from None
         return await self._look()
 
-    async def _request_key(self, method: str, query: str, form: dict[str, str] | None = None) -> Entry:
+    async def _request_key(self, method: str, query: str, form: dict[str, str] | None = None) -> KeyValue:
         settings = self.settings
         headers: dict[str, str] = {}
         if settings.user:
             headers["Authorization"] = f"Basic {b64encode(f'{settings.user}:{settings.password}'.encode()).decode()}"
         path, body = f"/v2/keys{quote(self._key, safe='/')}?{query}", urlencode(form or {}).encode()
-        question = Question(method, path, body, "application/x-www-form-urlencoded", headers)
-        return await self._ask(question, _understand)
+        request = HttpRequest(method, path, body, "application/x-www-form-urlencoded", headers)
+        return await self._ask(request, _understand)
 
     def _error(self, refusal: Refusal) -> Exception:
         if refusal.code != UNAUTHORIZED:
@@ -56,7 +64,7 @@ class EtcdV2(EtcdStore):
         return InputError(f"{self.name} refused the credentials: {self._remedy}", topic="etcd-refuses-the-credentials")
 
 
-def _understand(answer: Answer) -> Entry:
+def _understand(answer: HttpAnswer) -> KeyValue:
     """Returns the node in an answer.
 
     Raises:
@@ -78,10 +86,10 @@ def _understand(answer: Answer) -> Entry:
     raise Refusal(code, text)
 
 
-def _entry(node: Any) -> Entry:
+def _entry(node: Any) -> KeyValue:
     modified, value = node["modifiedIndex"], node.get("value", "")
     if node.get("dir"):
         raise Refusal(NOT_A_FILE, f"{node['key']} is a directory")
     if not isinstance(modified, int) or modified <= 0 or not isinstance(value, str):
         raise TypeError
-    return Entry(value.encode(errors="surrogatepass"), modified)
+    return KeyValue(value.encode(errors="surrogatepass"), modified)

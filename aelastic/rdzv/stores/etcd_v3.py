@@ -16,7 +16,15 @@ from typing import Any
 
 from aelastic.errors import InputError, RendezvousStateError
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.rdzv.stores.etcd_http import Answer, Elsewhere, Entry, EtcdStore, NotUnderstood, Question, Refusal
+from aelastic.rdzv.stores.etcd_http import (
+    Elsewhere,
+    EtcdStore,
+    HttpAnswer,
+    HttpRequest,
+    KeyValue,
+    NotUnderstood,
+    Refusal,
+)
 
 # grpc/status: what went wrong.
 INVALID_ARGUMENT, PERMISSION_DENIED, FAILED_PRECONDITION, UNAUTHENTICATED = 3, 7, 9, 16
@@ -36,22 +44,22 @@ class EtcdV3(EtcdStore):
         self._token: str | None = None  # of our user; empty if etcd requires none
         self._range = {"key": _base64(self._key.encode())}
 
-    async def _look(self) -> Entry:
+    async def _look(self) -> KeyValue:
         return self._entry(await self._call("kv/range", self._range))
 
-    async def _replace(self, seen: Entry, new: bytes) -> Entry:
+    async def _replace(self, seen: KeyValue, new: bytes) -> KeyValue:
         written = {"request_put": {**self._range, "value": _base64(new)}}
         compare = {**self._range, "target": "MOD", "result": "EQUAL", "mod_revision": str(seen.modified)}
         message = {"compare": [compare], "success": [written], "failure": [{"request_range": self._range}]}
         answer = await self._call("kv/txn", message)
         if answer.get("succeeded") is True:
-            return Entry(new, self._number(_part(answer, "header"), "revision"))
+            return KeyValue(new, self._number(_part(answer, "header"), "revision"))
         responses = answer.get("responses")
         if not (isinstance(responses, list) and len(responses) == 1 and isinstance(responses[0], dict)):
             raise self._unexpected("kv/txn")
         return self._entry(_part(responses[0], "response_range"))
 
-    def _entry(self, answer: JsonObject) -> Entry:
+    def _entry(self, answer: JsonObject) -> KeyValue:
         """Returns the key in the answer to a range request."""
         kvs = answer.get("kvs") or [{}]
         # The store's revision is never 0; an answer without it says nothing about the key.
@@ -59,7 +67,7 @@ class EtcdV3(EtcdStore):
         if not (is_answer and isinstance(kvs[0], dict)):
             raise self._unexpected("kv/range")
         try:
-            return Entry(b64decode(kvs[0].get("value", "")), self._number(kvs[0], "mod_revision"))
+            return KeyValue(b64decode(kvs[0].get("value", "")), self._number(kvs[0], "mod_revision"))
         except (TypeError, ValueError):
             raise self._unexpected("kv/range") from None
 
@@ -89,7 +97,7 @@ class EtcdV3(EtcdStore):
                 self._token = await self._authenticate()
             headers = {"Authorization": self._token} if self._token else {}
             try:
-                return await self._ask(_question(path, message, headers), _understand)
+                return await self._ask(_request_of(path, message, headers), _understand)
             except Refusal as refusal:
                 if attempt == 2 or not self.settings.user or not _is_about_token(refusal):
                     raise self._error(refusal) from None
@@ -102,7 +110,7 @@ class EtcdV3(EtcdStore):
             return ""
         message = {"name": settings.user, "password": settings.password}
         try:
-            answer = await self._ask(_question("auth/authenticate", message, {}), _understand)
+            answer = await self._ask(_request_of("auth/authenticate", message, {}), _understand)
         except Refusal as refusal:
             if refusal.code == FAILED_PRECONDITION:  # "authentication is not enabled"
                 return ""
@@ -130,11 +138,11 @@ def _is_about_token(refusal: Refusal) -> bool:
     return refusal.code == UNAUTHENTICATED or is_argument
 
 
-def _question(path: str, message: JsonObject, headers: Mapping[str, str]) -> Question:
-    return Question("POST", f"/v3/{path}", json.dumps(message).encode(), "application/json", headers)
+def _request_of(path: str, message: JsonObject, headers: Mapping[str, str]) -> HttpRequest:
+    return HttpRequest("POST", f"/v3/{path}", json.dumps(message).encode(), "application/json", headers)
 
 
-def _understand(answer: Answer) -> JsonObject:
+def _understand(answer: HttpAnswer) -> JsonObject:
     """Returns the message in an answer.
 
     Raises:

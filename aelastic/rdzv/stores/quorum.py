@@ -24,7 +24,7 @@ from aelastic.rdzv.stores import register_events as ev
 from aelastic.rdzv.stores.c10d import C10dStore, other_list
 from aelastic.rdzv.stores.endpoints import Endpoint
 from aelastic.rdzv.stores.register import LIMIT_S, Register
-from aelastic.rdzv.stores.register_cells import MARK, Cell, cell_from_bytes, cell_to_bytes
+from aelastic.rdzv.stores.register_cells import MARK, StoreCell, cell_from_bytes, cell_to_bytes
 from aelastic.rdzv.stores.store import Store
 from aelastic.workers.tcpstore.template import StoreTemplate
 
@@ -95,7 +95,7 @@ class QuorumStore(Store):
             await self._is_one_back.wait()
             self._is_one_back = anyio.Event()
             with suppress(RendezvousError, InputError):
-                await self._ask(ev.Asked())
+                await self._ask(ev.Requested())
 
     # The cell.
 
@@ -103,12 +103,12 @@ class QuorumStore(Store):
         """Does nothing: each operation connects to the endpoints, or serves one of them."""
 
     async def get(self) -> bytes:
-        return await self._insist(ev.Asked())
+        return await self._insist(ev.Requested())
 
     async def compare_set(self, expected: bytes, new: bytes) -> bytes:
-        return await self._insist(ev.Asked(expected, new))
+        return await self._insist(ev.Requested(expected, new))
 
-    async def _insist(self, asked: ev.Asked) -> bytes:
+    async def _insist(self, asked: ev.Requested) -> bytes:
         is_one_back = self._is_one_back
         try:
             return await self._ask(asked)
@@ -118,11 +118,11 @@ class QuorumStore(Store):
             # Other endpoints that had refused may have come up in the meantime, as this one did.
             return await self._ask(asked)
 
-    async def _ask(self, asked: ev.Asked) -> bytes:
+    async def _ask(self, asked: ev.Requested) -> bytes:
         async with self._lock:
             return await self._operate(asked)
 
-    async def _operate(self, asked: ev.Asked) -> bytes:
+    async def _operate(self, asked: ev.Requested) -> bytes:
         register = self._register
         actions = register.handle(asked, clock.now())
         try:
@@ -196,7 +196,7 @@ class QuorumStore(Store):
         """Returns whether this agent may serve an endpoint: if it served two, both would be lost together."""
         return not any(part.is_served_here for other, part in enumerate(self._parts) if other != store)
 
-    def _cell_of(self, data: bytes, endpoint: str) -> Cell | None:
+    def _cell_of(self, data: bytes, endpoint: str) -> StoreCell | None:
         if not data:
             return None
         if not data.startswith(MARK):  # written by an agent that has only this endpoint

@@ -97,7 +97,7 @@ class Register(Machine[ev.Event, ev.Action]):
     is_known: bool = False  # a vote was seen or written, at any time
     highest: int = 0  # the highest number of a ballot that was seen
     _trace: Trace = field(default_factory=Trace)
-    _asked: ev.Asked = field(default_factory=ev.Asked)
+    _asked: ev.Requested = field(default_factory=ev.Requested)
     _until: float = 0.0  # the limit of the operation
     _step: int = 0  # counts the steps of all tries: answers to an earlier one are void
     _failed: int = 0  # failed tries of this operation
@@ -114,10 +114,10 @@ class Register(Machine[ev.Event, ev.Action]):
 
     def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:  # noqa: C901  one case for each event
         match event:
-            case ev.Asked() if self.phase is Phase.IDLE:  # the first try
+            case ev.Requested() if self.phase is Phase.IDLE:  # the first try
                 self._asked, self._until, self._failed, self._late = event, now + self.limit_s, 0, 0
                 return self._look(now)
-            case ev.Asked():
+            case ev.Requested():
                 raise self._impossible(event)
             case ev.Dropped() if self.phase is Phase.IDLE:
                 return []  # the answer was on its way

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from aelastic.base.record import Record
-from aelastic.rdzv.stores.register_cells import Ballot, Cell, Vote
+from aelastic.rdzv.stores.register_cells import Ballot, StoreCell, Vote
 
 NO_BALLOT = Ballot(0, "")
 
@@ -50,8 +50,8 @@ class Attempt:
     began: float = 0.0
     asked_at: float = 0.0
     empty_before: frozenset[int] = frozenset()
-    seen: dict[int, Cell | None] = field(default_factory=dict)
-    locked: dict[int, Cell] = field(default_factory=dict)
+    seen: dict[int, StoreCell | None] = field(default_factory=dict)
+    locked: dict[int, StoreCell] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
     missing: dict[int, str] = field(default_factory=dict)  # stores that are out of this try, and why
     back: set[int] = field(default_factory=set)  # stores that answered too late for this try
@@ -152,7 +152,7 @@ class Attempt:
         written = [cell for cell in cells if cell.vote is not None and cell.vote.ballot == newest]
         return newest if newest.name not in {"", name} and len(written) < self.majority else None
 
-    def lock_of(self, store: int) -> Cell:
+    def lock_of(self, store: int) -> StoreCell:
         """Returns the locked form of a cell that was seen."""
         cell, basis = self.seen[store], self.basis
         # A store that was locked for a first vote has forgotten nothing since, and keeps its incarnation: the try that
@@ -160,7 +160,7 @@ class Attempt:
         if cell is not None and store in basis.voters and (not basis.is_first or basis.vote is None):
             return cell.replace(promised=self.ballot)
         # A new incarnation.  The basis written to this store does not count, but shows its existence.
-        return Cell(self.ballot, self.ballot, cell.vote if cell and basis.is_first else basis.vote)
+        return StoreCell(self.ballot, self.ballot, cell.vote if cell and basis.is_first else basis.vote)
 
     def next_vote(self) -> Vote:
         """Returns the vote of this try: a locked store is a member, any other store stays as it was."""

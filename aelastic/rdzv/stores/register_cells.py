@@ -27,7 +27,7 @@ class Vote(Record):
     text: bytes
 
 
-class Cell(Record):
+class StoreCell(Record):
     """The content of one store.
 
     Args:
@@ -41,13 +41,13 @@ class Cell(Record):
     vote: Vote | None = None
 
 
-def cell_to_bytes(cell: Cell, endpoints: Sequence[str]) -> bytes:
+def cell_to_bytes(cell: StoreCell, endpoints: Sequence[str]) -> bytes:
     vote = cell.vote
     head = [endpoints, cell.incarnation, cell.promised, vote and vote.ballot, vote and vote.members]
     return MARK + json.dumps(head).encode() + b"\n" + (vote.text if vote else b"")
 
 
-def cell_from_bytes(data: bytes) -> tuple[Cell, list[str]]:
+def cell_from_bytes(data: bytes) -> tuple[StoreCell, list[str]]:
     """Returns a cell, and the endpoints of the agent that wrote it.
 
     Raises:
@@ -61,7 +61,7 @@ def cell_from_bytes(data: bytes) -> tuple[Cell, list[str]]:
         if not all(isinstance(each, str) for each in endpoints):
             raise ValueError("endpoints are not text")
         vote = ballot and Vote(_ballot(ballot), tuple(each and _ballot(each) for each in members), text)
-        return Cell(_ballot(incarnation), _ballot(promised), vote), endpoints
+        return StoreCell(_ballot(incarnation), _ballot(promised), vote), endpoints
     except (TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
 

@@ -9,12 +9,12 @@ from typing import TypeAlias
 
 from aelastic.base.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  also an event of this core
 from aelastic.base.record import Record
-from aelastic.rdzv.stores.register_cells import Cell
+from aelastic.rdzv.stores.register_cells import StoreCell
 
 # Events.
 
 
-class Asked(Record):
+class Requested(Record):
     """The caller wants to replace the text, and to learn the text afterwards; `new` is `None` to read only."""
 
     expected: bytes = b""
@@ -30,7 +30,7 @@ class Looked(Record):
 
     step: int
     store: int
-    cell: Cell | None
+    cell: StoreCell | None
 
 
 class Written(Record):
@@ -49,7 +49,7 @@ class Unanswered(Record):
     reason: str
 
 
-Event: TypeAlias = Asked | Dropped | Looked | Written | Unanswered | DeadlinePassed
+Event: TypeAlias = Requested | Dropped | Looked | Written | Unanswered | DeadlinePassed
 
 # Actions.
 
@@ -66,12 +66,12 @@ class Write(Record):
 
     step: int
     store: int
-    expected: Cell | None
-    cell: Cell
+    expected: StoreCell | None
+    cell: StoreCell
 
 
 class Done(Record):
-    """Answers `Asked` with the text of the register, which is the new one if that was written.
+    """Answers `Requested` with the text of the register, which is the new one if that was written.
 
     Another text does not prove that the new one was never there: an agent may have found it in a store that a failed
     try had reached, and replaced it.
@@ -81,7 +81,7 @@ class Done(Record):
 
 
 class NoMajority(Record):
-    """Answers `Asked`: too few stores could be reached; the text may or may not have been replaced.
+    """Answers `Requested`: too few stores could be reached; the text may or may not have been replaced.
 
     Args:
         missing: the stores that did not answer, with the reason; "" for a silent one.

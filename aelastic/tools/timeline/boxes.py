@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from aelastic.tools.timeline.model import Incarnation, NodeStory
+from aelastic.tools.timeline.model import Incarnation, NodeTimeline
 from aelastic.tools.timeline.text import duration
 
 BLOCKS_MAX = 20_000  # that are drawn; a browser draws as many within half a second
@@ -32,7 +32,7 @@ class Box:
     known_until: float | None = None  # from then on it is a guess
 
 
-def agent_boxes(node: NodeStory) -> list[Box]:
+def agent_boxes(node: NodeTimeline) -> list[Box]:
     boxes = []
     for block in node.blocks:
         text = f"{node.name} · {block.name}\n{duration(block.start)} + {duration(block.end - block.start)}"
@@ -42,7 +42,7 @@ def agent_boxes(node: NodeStory) -> list[Box]:
     return boxes
 
 
-def _open_words(node: NodeStory) -> str:
+def _open_words(node: NodeTimeline) -> str:
     if node.closing == "running":
         return "still running"
     words = "cut off" if node.closing == "cut off" or node.gone_by > node.ends else "still running or cut off"
@@ -50,7 +50,7 @@ def _open_words(node: NodeStory) -> str:
     return f"{words}: last record at {duration(node.ends)}{gone}"
 
 
-def worker_boxes(node: NodeStory, *, is_collapsed: bool) -> list[list[Box]]:
+def worker_boxes(node: NodeTimeline, *, is_collapsed: bool) -> list[list[Box]]:
     incarnations = sorted(node.incarnations, key=lambda process: process.start)
     if is_collapsed:
         generations: dict[int, list[Incarnation]] = {}
@@ -75,7 +75,7 @@ def _start_box(process: Incarnation, until: float) -> Box:
     return Box(process.start, max(process.start, until), f"start {process.kind}", text)
 
 
-def _process_box(node: NodeStory, process: Incarnation) -> Box:
+def _process_box(node: NodeTimeline, process: Incarnation) -> Box:
     words = "running" if process.outcome == "open" else process.outcome
     replacement = ", replacement" * process.is_replacement
     text = (
@@ -99,7 +99,7 @@ def _process_box(node: NodeStory, process: Incarnation) -> Box:
     return Box(process.start, end, f"life {process.outcome}", text, f"{rank}{label}", data, known)
 
 
-def _generation_box(node: NodeStory, incarnations: Sequence[Incarnation]) -> Box:
+def _generation_box(node: NodeTimeline, incarnations: Sequence[Incarnation]) -> Box:
     """Returns one box for all workers of a node, of one generation."""
     worst = min((process.outcome for process in incarnations), key=_WORST_FIRST.index)
     start, end = min(process.start for process in incarnations), max(process.end for process in incarnations)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from aelastic.diagnose.failures.failure import printable
 from aelastic.tools.timeline.boxes import Box, Lines, agent_boxes, fold_all, worker_boxes
-from aelastic.tools.timeline.model import Mark, MarkKind, NodeStory, Restart, Story
+from aelastic.tools.timeline.model import Mark, MarkKind, NodeTimeline, Restart, Timeline
 from aelastic.tools.timeline.text import duration
 
 Json: TypeAlias = dict[str, Any]
@@ -40,7 +40,7 @@ class Chart:
     marks: tuple[tuple[str, str], ...]  # the signs that occur, and their meaning
 
 
-def chart_of(story: Story) -> Chart:
+def chart_of(story: Timeline) -> Chart:
     """Returns the picture of a run."""
     nodes, notes = story.nodes[:NODES_MAX], list[str]()
     workers = sum(node.workers for node in nodes)
@@ -71,7 +71,7 @@ def chart_of(story: Story) -> Chart:
     return Chart(data, tuple(notes), tuple(_GLYPHS[kind] for kind in _GLYPHS if kind in kinds))
 
 
-def _node(node: NodeStory, boxes: Lines, marks: Sequence[Mark], *, is_collapsed: bool) -> Json:
+def _node(node: NodeTimeline, boxes: Lines, marks: Sequence[Mark], *, is_collapsed: bool) -> Json:
     agent, workers = boxes
     return {
         "name": printable(node.name),
@@ -89,7 +89,7 @@ def _box(box: Box) -> Json:
     return {"s": box.start, "e": box.end, **known, **words, **box.data}
 
 
-def _rank(node: NodeStory, local_rank: int) -> str:
+def _rank(node: NodeTimeline, local_rank: int) -> str:
     ranks = node.ranks_of(local_rank)
     match len(ranks):
         case 1:
@@ -100,7 +100,7 @@ def _rank(node: NodeStory, local_rank: int) -> str:
             return f"local rank {local_rank}"
 
 
-def _marks(node: NodeStory) -> list[Mark]:
+def _marks(node: NodeTimeline) -> list[Mark]:
     failures = [
         Mark(
             process.end, "failure", f"rank {process.rank} failed on {node.name}: {process.headline}", process.local_rank

@@ -19,7 +19,8 @@ _NUMBERS = frozenset(("delay_s", "duration_s", "for_s", "remaining_s", "silent_s
 _TEXTS = frozenset(
     ("before", "by", "cause", "cordoned", "detail", "endpoint", "entrypoint", "error", "event", "found_by", "host",
      "kept", "kind", "log_file", "message", "name", "node", "note", "oom", "otherwise", "outcome", "path", "phase",
-     "rdzv_backend", "reason", "role", "rule", "run_id", "saved", "stack", "state", "text", "time", "traceback",
+     "rdzv_backend", "reason", "role", "rule", "run_id", "saved", "stack", "state", "stimulus", "text", "time",
+     "traceback",
      "trouble", "verb", "what", "why")
 )  # fmt: skip
 _FLAGS = frozenset(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from aelastic.observe.time_spent import WORDS
 from aelastic.tools.timeline.assets import PAGE, SCRIPT, SCRIPT_HASH, STYLE
 from aelastic.tools.timeline.chart import chart_of, recovery_words
-from aelastic.tools.timeline.model import CLOSING_WORDS, RESTART_PHASES, Restart, Share, Story
+from aelastic.tools.timeline.model import CLOSING_WORDS, RESTART_PHASES, Restart, Share, Timeline
 from aelastic.tools.timeline.text import counted, duration, safe
 
 # Restarts that get a table of their own, the most expensive ones: some screens full.
@@ -28,7 +28,7 @@ TEXT_CHARS_MAX = 600
 _MADE_UP = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def page(story: Story) -> str:
+def page(story: Timeline) -> str:
     """Returns the whole page, as HTML."""
     chart = chart_of(story)
     title = f"{_name(story)}: timeline"
@@ -53,7 +53,7 @@ def page(story: Story) -> str:
     )
 
 
-def summary(story: Story) -> str:
+def summary(story: Timeline) -> str:
     """Says in one line how a run spent its time."""
     length, is_known = story.length_s, story.is_training_known
     parts = [f"{WORDS.get(name, name)} {_percent(part, length)}" for name, part in story.spent.items() if part]
@@ -71,7 +71,7 @@ def _counted(restarts: Sequence[Restart]) -> str:
     return f"{words} in place" if in_place == len(restarts) else f"{words}, {in_place} in place"
 
 
-def _unknown(story: Story) -> str:
+def _unknown(story: Timeline) -> str:
     return f"training: unknown, the log ends at {duration(story.length_s)}, when the workers had just started"
 
 
@@ -85,7 +85,7 @@ def _percent(part: float, whole: float) -> str:
     return f"{min(share, 99.99):.2f} %" if share >= 0.01 else "< 0.01 %"
 
 
-def _head(story: Story) -> str:
+def _head(story: Timeline) -> str:
     state = {"SUCCEEDED": "succeeded", "FAILED": "failed", "STOPPED": "stopped"}.get(story.state, story.state.lower())
     words, rounds = state or _closing(story), {number for node in story.nodes for number in node.formed}
     workers = max((sum(node.workers for node in story.nodes if number in node.formed) for number in rounds), default=0)
@@ -104,16 +104,16 @@ def _head(story: Story) -> str:
     )
 
 
-def _script(story: Story) -> str:
+def _script(story: Timeline) -> str:
     return story.entrypoint.rpartition("/")[2]
 
 
-def _name(story: Story) -> str:
+def _name(story: Timeline) -> str:
     """Returns the run's name for people: its id, or the script if the agent made up the id."""
     return (_MADE_UP.fullmatch(story.run_id) and _script(story)) or story.run_id
 
 
-def _closing(story: Story) -> str:
+def _closing(story: Timeline) -> str:
     """Says what is known about a run whose end is in no log."""
     closings = {node.closing for node in story.nodes} - {"ended"}
     if "running" in closings:
@@ -121,7 +121,7 @@ def _closing(story: Story) -> str:
     return CLOSING_WORDS[closings.pop() if len(closings) == 1 else "unknown"]
 
 
-def _spent(story: Story) -> str:
+def _spent(story: Timeline) -> str:
     if not story.is_training_known:
         return f'<p class="facts">{safe(_unknown(story).capitalize())}.</p>'
     bars, items = [], []
@@ -142,7 +142,7 @@ def _spent(story: Story) -> str:
 # Restarts.
 
 
-def _restarts(story: Story) -> str:
+def _restarts(story: Timeline) -> str:
     if not story.restarts:
         return ""
     dearest = sorted(story.restarts, key=lambda restart: -restart.took_s)[:CARDS_MAX]
@@ -158,7 +158,7 @@ def _restarts(story: Story) -> str:
     return "\n".join(parts)
 
 
-def _card(restart: Restart, story: Story) -> str:
+def _card(restart: Restart, story: Timeline) -> str:
     kind = "a worker failed" if restart.cause == "failure" else "nodes joined or left"
     to = f"round {restart.round} → {restart.next_round}" if restart.next_round is not None else f"round {restart.round}"
     unfinished = "" if restart.is_over else " · not all workers ran again"
@@ -200,7 +200,7 @@ def _chain(restart: Restart) -> str:
     return f"<details><summary>What happened, step by step</summary><table><tbody>{links}</tbody></table></details>"
 
 
-def _share(share: Share, restart: Restart, story: Story) -> str:
+def _share(share: Share, restart: Restart, story: Timeline) -> str:
     whole = max(restart.took_s, 1e-9)
     bars = "".join(
         f'<i class="{block.name}" title="{block.name}: {duration(block.end - block.start)}" '

@@ -18,18 +18,18 @@ from aelastic.tools.timeline.model import (
     RESTART_PHASES,
     Block,
     Followed,
-    NodeStory,
+    NodeTimeline,
     Recovery,
     Restart,
     Share,
-    Story,
+    Timeline,
 )
 from aelastic.tools.timeline.node_reader import NodeReader
 from aelastic.tools.timeline.reader import Log, in_order, offsets_of
 from aelastic.tools.timeline.text import counted
 
 
-def story_from(logs: Sequence[Log]) -> Story:
+def timeline_from(logs: Sequence[Log]) -> Timeline:
     """Merges the logs of one run.
 
     Args:
@@ -54,7 +54,7 @@ def story_from(logs: Sequence[Log]) -> Story:
     number = max(number for node in nodes for number in (0, *node.formed))
     _, culprit = min(_failures(nodes).get(number, []), default=(0.0, ""))
     culprit = "" if any(number in node.notices for node in nodes) else culprit
-    return Story(
+    return Timeline(
         run_id=logs[0].run_id,
         entrypoint=next((node.entrypoint for node in nodes if node.entrypoint), ""),
         began=logs[begins.index(zero)].began,
@@ -69,7 +69,7 @@ def story_from(logs: Sequence[Log]) -> Story:
     )
 
 
-def _bound_open_ends(nodes: Sequence[NodeStory], length: float) -> None:
+def _bound_open_ends(nodes: Sequence[NodeTimeline], length: float) -> None:
     """Sets until when an agent whose log does not end may have lived: until a round was complete without it."""
     for node in nodes:
         node.gone_by = node.ends
@@ -80,7 +80,7 @@ def _bound_open_ends(nodes: Sequence[NodeStory], length: float) -> None:
             node.gone_by = min(later, default=still)
 
 
-def _restarts(nodes: Sequence[NodeStory], length: float, chains: Mapping[str, Sequence[Link]]) -> list[Restart]:
+def _restarts(nodes: Sequence[NodeTimeline], length: float, chains: Mapping[str, Sequence[Link]]) -> list[Restart]:
     over = sorted({number for node in nodes for number in node.notices})
     rounds = sorted({number for node in nodes for number in node.formed})
     failures = _failures(nodes)
@@ -124,7 +124,7 @@ def _followed(chain: Sequence[Link]) -> tuple[Followed, ...]:
     return tuple(Followed(link.at - chain[0].at, link.text, link.where) for link in chain)
 
 
-def _recovery(nodes: Sequence[NodeStory], number: int | None) -> Recovery | None:
+def _recovery(nodes: Sequence[NodeTimeline], number: int | None) -> Recovery | None:
     """Returns how the workers of all nodes continued in place in a round; `None` if they did not."""
     found = [node.recovered[number] for node in nodes if number is not None and number in node.recovered]
     if not found:
@@ -135,7 +135,7 @@ def _recovery(nodes: Sequence[NodeStory], number: int | None) -> Recovery | None
     return Recovery(sum(each.kept for each in found), workers, source.step, source.source_rank)
 
 
-def _failures(nodes: Sequence[NodeStory]) -> dict[int, list[tuple[float, str]]]:
+def _failures(nodes: Sequence[NodeTimeline]) -> dict[int, list[tuple[float, str]]]:
     """Returns by round when workers failed, which, and why."""
     failures: dict[int, list[tuple[float, str]]] = {}
     for node in nodes:
@@ -149,7 +149,7 @@ def _failures(nodes: Sequence[NodeStory]) -> dict[int, list[tuple[float, str]]]:
     return failures
 
 
-def _cut(node: NodeStory, start: float, end: float, *, was_there: bool) -> tuple[Block, ...]:
+def _cut(node: NodeTimeline, start: float, end: float, *, was_there: bool) -> tuple[Block, ...]:
     """Returns a node's phases in a restart; it did not know of it while its workers still ran, or had finished."""
     blocks: list[Block] = []
     is_news = was_there
@@ -167,7 +167,7 @@ def _cut(node: NodeStory, start: float, end: float, *, was_there: bool) -> tuple
     return tuple(blocks)
 
 
-def _start_of(node: NodeStory, number: int | None, since: float) -> tuple[str, float | None]:
+def _start_of(node: NodeTimeline, number: int | None, since: float) -> tuple[str, float | None]:
     """Returns how a node's workers of a round were started, and how long it took until one had written something."""
     incarnations = [process for process in node.incarnations if process.round == number]
     outputs = [process.output_at for process in incarnations if process.output_at is not None]
@@ -184,7 +184,7 @@ def _spent(logs: Sequence[Log], zero: float, length: float) -> dict[str, float]:
     return spent.until(zero + length)
 
 
-def _notes_on(logs: Sequence[Log], nodes: Sequence[NodeStory]) -> list[str]:
+def _notes_on(logs: Sequence[Log], nodes: Sequence[NodeTimeline]) -> list[str]:
     notes = []
     damaged = sum(log.damaged for log in logs)
     if damaged:

@@ -1,7 +1,7 @@
-"""The story of one run: values that the page draws and the trace writes.
+"""The timeline of one run: values that the page draws and the trace writes.
 
-All times are seconds since the first record of the run.  `node_reader` makes a `NodeStory` of one agent's log, `merge`
-the `Story` of all of them.
+All times are seconds since the first record of the run.  `node_reader` makes a `NodeTimeline` of one agent's log, and
+`merge` the `Timeline` of all of them.
 
 - An agent's row is cut into phases without gaps.  `detect` is the end of the workers' `run`: from the moment when the
   first of them was gone until the agent knew why.
@@ -103,7 +103,7 @@ class Recovery:
 
 
 @dataclass(slots=True)
-class NodeStory:
+class NodeTimeline:
     """The story of one agent."""
 
     name: str  # of its host; made unique
@@ -194,14 +194,14 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class Timeline:
     """A run, according to its event logs."""
 
     run_id: str
     entrypoint: str
     began: datetime
     length_s: float
-    nodes: tuple[NodeStory, ...]
+    nodes: tuple[NodeTimeline, ...]
     restarts: tuple[Restart, ...]
     spent: dict[str, float]  # seconds of each of `time_spent.ON`; together `length_s`
     state: str  # of the job, as the last agent saw it; "" if no agent saw the end

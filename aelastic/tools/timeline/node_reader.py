@@ -12,7 +12,7 @@ from aelastic.tools.timeline.model import (
     Incarnation,
     Mark,
     MarkKind,
-    NodeStory,
+    NodeTimeline,
     Recovery,
     RestartNotice,
     WorkerOutcome,
@@ -35,7 +35,7 @@ _SAME_MOMENT_S = 0.05
 
 
 class NodeReader:
-    """One log, on its way to a `NodeStory`.
+    """One log, on its way to a `NodeTimeline`.
 
     Args:
         log: of one agent.
@@ -46,13 +46,13 @@ class NodeReader:
         self._log = log
         self._zero = zero
         begins = log.first_wall - zero
-        self._node = NodeStory(log.host or "?", log.pid, begins, ends=begins)
+        self._node = NodeTimeline(log.host or "?", log.pid, begins, ends=begins)
         self._phase: str | None = None  # the current one
         self._detect_since: float | None = None  # when a worker was gone; the others ran on until the agent knew
         self._alive: dict[int, Incarnation] = {}
         self._progress: dict[tuple[int, int], str] = {}  # by generation and local rank
 
-    def read(self) -> NodeStory:
+    def read(self) -> NodeTimeline:
         node, log = self._node, self._log
         for entry in log.entries:
             at = max(entry.wall - self._zero, node.ends)

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from aelastic.diagnose.failures.failure import printable
-from aelastic.tools.timeline.model import RESTART_PHASES, NodeStory, Story
+from aelastic.tools.timeline.model import RESTART_PHASES, NodeTimeline, Timeline
 
 Json: TypeAlias = dict[str, Any]
 
 _JOB, _AGENT = 0, 0  # process and thread ids; nodes and workers are counted from 1
 
 
-def trace(story: Story) -> Json:
+def trace(story: Timeline) -> Json:
     """Returns the contents of the file."""
     events = [*_job(story)]
     for place, node in enumerate(story.nodes):
@@ -33,7 +33,7 @@ def trace(story: Story) -> Json:
     }
 
 
-def _job(story: Story) -> Iterator[Json]:
+def _job(story: Timeline) -> Iterator[Json]:
     yield _name("process_name", _JOB, 0, f"job {story.run_id}")
     yield _name("thread_name", _JOB, 0, "restarts")
     for restart in story.restarts:
@@ -48,7 +48,7 @@ def _job(story: Story) -> Iterator[Json]:
         yield _complete(f"restart {restart.number}", "restart", _JOB, 0, (restart.start, restart.end), args)
 
 
-def _node(node: NodeStory, pid: int) -> Iterator[Json]:
+def _node(node: NodeTimeline, pid: int) -> Iterator[Json]:
     yield _name("process_name", pid, _AGENT, node.name)
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": _AGENT, "args": {"sort_index": pid}}
     yield _name("thread_name", pid, _AGENT, f"agent {node.pid}")

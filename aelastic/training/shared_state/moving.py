@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from aelastic.training.shared_state.state import Received, State
+from aelastic.training.shared_state.state import ReceivedState, State
 from aelastic.training.shared_state.wire import Wire
 
 PIECE = 4 << 20  # bytes; larger ones are not faster (gloo, loopback)
@@ -45,7 +45,7 @@ def receive(objects: Sequence[Any], source: int, wire: Wire) -> None:
     tree = head[_LENGTH : _LENGTH + length]
     while len(tree) < length:
         tree += wire.receive_bytes(min(PIECE, length - len(tree)), source)
-    received = Received(tree, objects)
+    received = ReceivedState(tree, objects)
     current = _Bytes(-1, torch.empty(0))
     with torch.no_grad():
         for piece, buffer in _buffered(received.tensors, wire.device):

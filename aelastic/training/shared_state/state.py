@@ -86,7 +86,7 @@ class State:
         return file.getvalue()
 
 
-class Received:
+class ReceivedState:
     """The state of another rank on its way into these objects: fill its `tensors`, then call `load`."""
 
     def __init__(self, packed: bytes, objects: Sequence[Any]) -> None:

@@ -33,7 +33,7 @@ _GENERATORS = (
 _SEEDED_ANEW = (("random", "_inst"), ("numpy.random.mtrand", "_rand"), ("torch", "default_generator"))
 
 
-class State:
+class ProcessState:
     """The state of a process that would be wrong, or different, in a fork of it."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class State:
         self.cwd, self.umask = _cwd(), _umask()
         self.streams = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr")}
 
-    def reasons_against(self, before: "State") -> list[str]:
+    def reasons_against(self, before: "ProcessState") -> list[str]:
         """Returns the effects of an import since then, one clause for each."""
         devices = sorted(self.devices - before.devices)
         changed = [number for number, handler in self.handlers.items() if before.handlers[number] != handler]

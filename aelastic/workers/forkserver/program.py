@@ -91,10 +91,10 @@ def _import_all(control: socket.socket, settings: dict[str, Any], read: set[str]
         if settings["is_learned"] and (name in sys.modules or not _is_installed(name)):
             continue
         _send(control, importing=name)
-        before, loaded = checks.State(), len(sys.modules)
+        before, loaded = checks.ProcessState(), len(sys.modules)
         printed = _printed_bytes()
         error = _import(name)
-        why = _words(error) if error is not None else "; ".join(checks.State().reasons_against(before))
+        why = _words(error) if error is not None else "; ".join(checks.ProcessState().reasons_against(before))
         if _printed_bytes() > printed:
             _send(control, printed=name)
         if not why and (own := sorted(read & differing)):

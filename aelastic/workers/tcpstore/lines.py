@@ -19,7 +19,7 @@ LATE_S = 0.1
 RETRY_INTERVAL_S = 0.1
 
 
-class Question:
+class PendingCall:
     """A question, and its answers: each is a value or an error, and the first one counts."""
 
     def __init__(self, ask: Callable[[Any], Any]) -> None:
@@ -42,7 +42,7 @@ class Lines:
 
     def __init__(self, connect: Callable[[], Any], most: int) -> None:
         self._connect, self._most = connect, most
-        self._questions: SimpleQueue[Question | None] = SimpleQueue()
+        self._calls: SimpleQueue[PendingCall | None] = SimpleQueue()
         self._count = 0
         self._closed = threading.Event()
         self._open(connect())
@@ -56,13 +56,13 @@ class Lines:
         Raises:
             RuntimeError: a connection was lost.
         """
-        question = Question(ask)
+        call = PendingCall(ask)
         for number in range(1, self._most + 1):
             if number > self._count:
                 self._open(None)
-            self._questions.put(question)
+            self._calls.put(call)
             try:
-                value, error = question.answers.get(timeout=LATE_S if number < self._most else None)
+                value, error = call.answers.get(timeout=LATE_S if number < self._most else None)
             except Empty:
                 continue
             if error is not None:
@@ -74,7 +74,7 @@ class Lines:
         """Ends the connections, each once it has its answer."""
         self._closed.set()
         for _ in range(self._count):
-            self._questions.put(None)
+            self._calls.put(None)
 
     def _open(self, client: Any) -> None:
         self._count += 1
@@ -87,10 +87,10 @@ class Lines:
             except RuntimeError:  # other connections may have the answer
                 if self._closed.wait(RETRY_INTERVAL_S):
                     return
-        while (question := self._questions.get()) is not None:
-            if question.is_answered:
+        while (call := self._calls.get()) is not None:
+            if call.is_answered:
                 continue
             try:
-                question.answer(question.ask(client))
+                call.answer(call.ask(client))
             except RuntimeError as error:
-                question.answer(None, error)
+                call.answer(None, error)

@@ -17,7 +17,7 @@ from typing import Any
 
 from aelastic.rdzv.stores import register_events as ev
 from aelastic.rdzv.stores.register import Register
-from aelastic.rdzv.stores.register_cells import Cell, Vote
+from aelastic.rdzv.stores.register_cells import StoreCell, Vote
 from kit.simulated import world
 from kit.simulated.linearizability import Op, is_linearizable
 
@@ -32,7 +32,7 @@ class BrokenPromiseError(AssertionError): ...
 
 class Store:
     def __init__(self) -> None:
-        self.cell: Cell | None = None
+        self.cell: StoreCell | None = None
         self.frozen_until = 0.0
         self.is_down = False
 
@@ -224,7 +224,7 @@ class Client:
         self.rings_at: float | None = None
         self.writes = 0
         self.answered_at = 0.0
-        self.op: tuple[float, ev.Asked, Callable[[bytes | None], None]] | None = None
+        self.op: tuple[float, ev.Requested, Callable[[bytes | None], None]] | None = None
         self.may_have_written = False
 
     def __repr__(self) -> str:
@@ -243,7 +243,7 @@ class Client:
 
     # The register.
 
-    def ask(self, asked: ev.Asked, then: Callable[[bytes | None], None]) -> None:
+    def ask(self, asked: ev.Requested, then: Callable[[bytes | None], None]) -> None:
         assert self.op is None
         self.op, self.may_have_written = (self.world.now, asked, then), False
         self.feed(asked)
@@ -304,7 +304,7 @@ class Client:
 
     def look(self, life: int) -> None:
         if life == self.life:
-            self.ask(ev.Asked(), self.on_read)
+            self.ask(ev.Requested(), self.on_read)
 
     def on_read(self, text: bytes | None) -> None:
         if text is None or self.world.random.random() < 0.5:
@@ -312,7 +312,7 @@ class Client:
             return
         self.writes += 1
         new = f"{self} {self.writes}".encode()
-        self.ask(ev.Asked(text, new), lambda _: self.again(self.world.random.choice((0.01, 0.1, 1.0))))
+        self.ask(ev.Requested(text, new), lambda _: self.again(self.world.random.choice((0.01, 0.1, 1.0))))
 
     def again(self, delay_s: float) -> None:
         delay_s *= self.world.random.uniform(0.7, 1.3) * self.world.share

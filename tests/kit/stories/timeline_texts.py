@@ -14,8 +14,7 @@ from typing import Any
 
 from aelastic.observe import run_events as ev
 from aelastic.rdzv.decisions.decision import Decision
-from aelastic.tools.timeline.model import NodeStory, Restart
-from aelastic.tools.timeline.model import Story as Timeline
+from aelastic.tools.timeline.model import NodeTimeline, Restart, Timeline
 from aelastic.workers.states import Phase, WorkerState
 from kit import decided
 from kit.stories import files
@@ -115,7 +114,7 @@ def texts_of(timeline: Timeline) -> Iterator[str]:
     yield f"{timeline.state}: {timeline.reason}" if timeline.state else "no agent saw the end"
 
 
-def _node(node: NodeStory) -> Iterator[str]:
+def _node(node: NodeTimeline) -> Iterator[str]:
     gone = f", gone by {node.gone_by:.3f} s" if node.closing == "unknown" else ""
     yield f"{node.name}: {span(node.begins, node.ends)}, {node.closing}{gone}"
     for block in node.blocks:

@@ -7,8 +7,8 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-from aelastic.tools.timeline.merge import story_from
-from aelastic.tools.timeline.model import Story
+from aelastic.tools.timeline.merge import timeline_from
+from aelastic.tools.timeline.model import Timeline
 from aelastic.tools.timeline.reader import Log, read_logs
 from kit import decided
 from kit.stories.event_logs import NodeLog
@@ -18,8 +18,8 @@ def logs_of(*nodes: NodeLog) -> list[Log]:
     return [log for node in nodes for log in read_logs(node.host, node.lines)]
 
 
-def story_of(*nodes: NodeLog) -> Story:
-    return story_from(logs_of(*nodes))
+def story_of(*nodes: NodeLog) -> Timeline:
+    return timeline_from(logs_of(*nodes))
 
 
 def changed(line: bytes, **fields: Any) -> bytes:

@@ -50,7 +50,7 @@ class Playing(texts.Playing):
         yield f"timers: {len(self.core)}"
 
     def receive(self, *lines: bytes, wall: float | None = None) -> list[t.Action]:
-        return self.core.handle(t.Received(b"".join(lines), self.wall if wall is None else wall), self.now)
+        return self.core.handle(t.DataReceived(b"".join(lines), self.wall if wall is None else wall), self.now)
 
     def pid(self, name: str) -> int:
         return {"child": CHILD, "stranger": STRANGER}.get(name) or 100 * self.generation + int(name)

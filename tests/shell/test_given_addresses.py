@@ -40,7 +40,7 @@ class Cell(InProcessCell):
         (None, [], "10.9.0.1", ["10.9.0.1"]),
     ],
 )
-def test_beside_the_name_of_this_host_others_are_told_its_addresses(
+def test_beside_the_name_of_this_host_others_get_its_addresses(
     local_addr: str | None, local: list[str], way: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Cell, "own_address", way)
@@ -60,7 +60,7 @@ def test_beside_the_name_of_this_host_others_are_told_its_addresses(
         ("node1", "127.0.0.6", [], {"all"}),
     ],
 )
-async def test_votes_are_asked_for_where_the_others_know_this_node(
+async def test_votes_are_requested_where_the_others_know_this_node(
     address: str, peer_address: str, resolved: Sequence[str], listens: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name is looked up outside the loop; if there is no useful answer, the port listens at all addresses."""
