@@ -58,6 +58,7 @@ def told() -> dict[str, Any]:
         "cmdline": text("cmdline").split("\0"),
         "environ": sorted(text("environ").split("\0")[:-1]),
         "env": dict(os.environ),
+        "environ is": [type(os.environ).__name__, type(os.environb).__name__],
         "cwd": os.getcwd(),
         "leads a session": os.getsid(0) == os.getpid() == os.getpgid(0),
         **{f"status: {name}": status[name].strip() for name in STATUS},
