@@ -22,6 +22,7 @@ from aelastic import Supervisor, WorkerSpec
 from aelastic.observe import run_events as ev
 from aelastic.observe.export.systemd import SdNotify
 from aelastic.observe.observer import Observers
+from aelastic.workers.states import WorkerState
 
 STARTED = ev.WorkersStarted(1, {0: 700})
 
@@ -54,15 +55,9 @@ class Systemd:
 
 
 @pytest.fixture
-def systemd(tmp_path: Path) -> Iterator[Systemd]:
-    listening = Systemd(str(tmp_path / "notify"))
-    with closing(listening.socket):
-        yield listening
-
-
-@pytest.fixture
-def abstract() -> Iterator[Systemd]:
-    listening = Systemd(f"@aelastic/{uuid.uuid4()}")
+def systemd(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Systemd]:
+    """A socket in a folder, or an abstract one."""
+    listening = Systemd(f"@aelastic/{uuid.uuid4()}" if hasattr(request, "param") else str(tmp_path / "notify"))
     with closing(listening.socket):
         yield listening
 
@@ -81,24 +76,24 @@ wait_for("go")
 """
 
 
+@pytest.mark.parametrize("systemd", ["abstract"], indirect=True)
 def test_a_service_is_told_when_it_is_ready_how_it_stands_and_that_it_leaves(
-    abstract: Systemd, launch: Launcher
+    systemd: Systemd, launch: Launcher
 ) -> None:
-    listening = abstract
-    env = {"NOTIFY_SOCKET": listening.address, "WATCHDOG_USEC": "200000"}
+    env = {"NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "200000"}
     job = launch(WORKER, "--nproc-per-node", "2", "--shutdown-timeout", "7", env=env)
-    listening.wait("READY")
-    listening.wait("WATCHDOG", 3)
+    systemd.wait("READY")
+    systemd.wait("WATCHDOG", 3)
     assert job.wait_line("has", 2) == ["has", "has"]  # and nothing else
-    assert "STOPPING" not in {name for each in listening.take() for name in each}
+    assert "STOPPING" not in {name for each in systemd.take() for name in each}
     job.signal(signal.SIGTERM)
     # Its socket holds few messages: without reading, there would be no room for the last ones.
-    wait_for("its end", lambda: listening.take() and job.process.poll() is not None)
-    assert listening.said("READY") == ["1"]
-    assert set(listening.said("STOPPING")) == {"1"}
-    (extension,) = listening.said("EXTEND_TIMEOUT_USEC")
+    wait_for("its end", lambda: systemd.take() and job.process.poll() is not None)
+    assert systemd.said("READY") == ["1"]
+    assert set(systemd.said("STOPPING")) == {"1"}
+    (extension,) = systemd.said("EXTEND_TIMEOUT_USEC")
     assert int(extension) > 7_000_000 + 20_000_000  # SIGTERM, and SIGKILL twice
-    statuses = listening.said("STATUS")
+    statuses = systemd.said("STATUS")
     assert any("running" in status for status in statuses)
     assert statuses[-1] == "STOPPED: the agent was asked to stop (SIGTERM)"
     assert len(statuses) == len(
@@ -114,18 +109,19 @@ def test_a_service_that_ends_by_itself_leaves_without_being_asked(systemd: Syste
     assert not systemd.said("WATCHDOG")
 
 
-def test_a_socket_without_a_listener_is_logged_once_and_the_job_goes_on(launch: Launcher, tmp_path: Path) -> None:
-    job = launch("pass", env={"NOTIFY_SOCKET": str(tmp_path / "nothing"), "WATCHDOG_USEC": "20000"})
-    assert job.wait() == 0
-    assert job.stderr.count("cannot notify systemd") == 1
-    assert "No such file or directory" in job.stderr
-
-
-def test_without_a_notification_socket_the_variables_are_the_workers_own(launch: Launcher) -> None:
-    job = launch(WORKER, env={"WATCHDOG_USEC": "200000"})
-    assert job.wait_line("has") == ["has WATCHDOG_USEC"]
-    job.go()
-    assert job.wait() == 0
+def test_a_socket_without_a_listener_is_logged_once_and_without_a_socket_the_variables_are_the_workers(
+    launch: Launcher, tmp_path: Path
+) -> None:
+    jobs = [
+        launch(WORKER, env={"WATCHDOG_USEC": "20000", **more}, name=name)
+        for name, more in {"deaf": {"NOTIFY_SOCKET": str(tmp_path / "nothing")}, "none": {}}.items()
+    ]
+    assert [job.wait_line("has") for job in jobs] == [["has"], ["has WATCHDOG_USEC"]]
+    for job in jobs:
+        job.go()
+        assert job.wait() == 0
+    assert [job.stderr.count("cannot notify systemd") for job in jobs] == [1, 0]
+    assert "No such file or directory" in jobs[0].stderr
 
 
 # The library.
@@ -173,7 +169,9 @@ async def test_the_watchdog_hears_of_us_twice_in_its_time(more: dict[str, str], 
 
 
 @on_virtual_time
-async def test_what_there_is_no_room_for_is_told_soon_after_and_nothing_waits(systemd: Systemd) -> None:
+async def test_what_there_is_no_room_for_is_told_soon_after_or_before_it_closes_and_nothing_waits(
+    systemd: Systemd,
+) -> None:
     notify = SdNotify({"NOTIFY_SOCKET": systemd.address}, 30)
     observers = Observers([notify])
     crowd = fill(systemd)
@@ -187,21 +185,14 @@ async def test_what_there_is_no_room_for_is_told_soon_after_and_nothing_waits(sy
         await anyio.sleep(1)
         (last,) = systemd.take()[crowd:]
         assert (last["READY"], last["STOPPING"]) == ("1", "1")
+        crowd += 1 + fill(systemd)
+        observers.tell(ev.RunEnded(WorkerState.SUCCEEDED, "it is over"), 0)
         tasks.cancel_scope.cancel()
-    await notify.aclose()
-
-
-@on_virtual_time
-async def test_what_there_is_no_room_for_at_the_end_is_told_before_it_closes(systemd: Systemd) -> None:
-    notify = SdNotify({"NOTIFY_SOCKET": systemd.address}, 30)
-    observers = Observers([notify])
-    crowd = fill(systemd)
-    observers.tell(STARTED, 0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(notify.aclose)
         await anyio.sleep(1)
-        systemd.take()
-    assert len(systemd.take()) == crowd + 1
+        assert len(systemd.take()) == crowd
+    assert systemd.take()[crowd:][0]["STATUS"] == "SUCCEEDED: it is over"
 
 
 @on_virtual_time
