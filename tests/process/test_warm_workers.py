@@ -36,7 +36,7 @@ is_warm = {MODULE!r} in sys.modules
 say("up", rank, restart, is_warm)
 """
 # Libraries that have no random number generator to reseed, and do nothing else that causes a warning.
-PLAIN = "decimal,random,tempfile,uuid,numpy,numpy.random"
+PLAIN = "decimal,multiprocessing,random,tempfile,uuid,numpy,numpy.random"
 TELL = f"""
 import {PLAIN}
 sys.path.append({str(KIT)!r})
@@ -117,7 +117,7 @@ FAILS = {
     "an interrupt": "import atexit; atexit.register(lambda: say('bye')); raise KeyboardInterrupt",
     "a hard exit": "os._exit(9)",
     "a signal": "os.kill(os.getpid(), signal.SIGKILL)",
-    "a hook": "sys.excepthook = lambda *_: say('hook'); raise ValueError('bad')",
+    "a hook": "sys.excepthook = lambda *_: say(sys.last_type, sys.last_value, sys.last_traceback.tb_lineno); raise ValueError('bad')",
     "a hook that fails": "def hook(*_):\n    1 / 0\nsys.excepthook = hook\nraise ValueError('bad')",
 }
 SUCCEEDS = {
@@ -208,8 +208,10 @@ sys.exit(1)
 """
 
 
-def test_a_warm_worker_that_is_code_on_the_command_line_prints_the_traceback_of_a_cold_one(launch: Launcher) -> None:
-    code = f"import sys\nprint({MODULE!r} in sys.modules, file=sys.stderr)\ndef f():\n    raise ValueError('bad')\nf()"
+def test_a_warm_worker_that_is_code_on_the_command_line_prints_the_traceback_and_the_loader_of_a_cold_one(
+    launch: Launcher,
+) -> None:
+    code = f"import sys\nprint({MODULE!r} in sys.modules, file=sys.stderr)\ndef f():\n    raise ValueError(__loader__)\nf()"
     tracebacks = []
     for name, more in (("cold", []), ("warm", ["--preload", MODULE])):
         options = ["--max-restarts=0", "--redirects=3", "--log-dir=logs", *more, "--no-python", sys.executable]
@@ -645,6 +647,23 @@ def test_a_worker_that_tells_what_it_imports_hands_the_pipe_to_no_program_and_cl
     job = launch(TELLS_PIPES.replace("KIT", repr(str(KIT))), "--preload", "auto", env=env)
     assert job.wait() == 0, job.story
     assert job.lines == ["0 1 2", "1 0"]
+
+
+TAKES_NUMBERS = """
+mine = open("mine", "wb")
+paths = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+taken = [int(os.path.basename(path)) for path in paths if os.path.lexists(path) and os.readlink(path).startswith("pipe:")]
+for number in taken:
+    os.dup2(mine.fileno(), number)
+import colorsys, decimal
+say(len(taken), os.path.getsize("mine"))
+"""
+
+
+def test_a_worker_that_uses_the_number_of_the_pipe_for_a_file_finds_no_names_in_it(launch: Launcher) -> None:
+    job = launch(TAKES_NUMBERS, "--preload", "auto")
+    assert job.wait() == 0, job.story
+    assert job.lines == ["1 0"]
 
 
 def parked_by(job: Job, other_than: int) -> bool:

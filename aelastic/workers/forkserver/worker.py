@@ -209,11 +209,11 @@ def tell_imports(pipe: int) -> None:
 
     They are written at the next `import` statement: `importlib.import_module` raises no audit event.
     """
-    ours, told, place = os.getpid(), 0, os.fstat(pipe)
+    told, place = 0, os.fstat(pipe)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:  # noqa: ARG001
         nonlocal told
-        if told < 0 or os.getpid() != ours:
+        if told < 0:
             return
         try:
             if not os.path.samestat(os.fstat(pipe), place):  # the program has closed inherited descriptors

@@ -54,6 +54,7 @@ def told() -> dict[str, Any]:
         },
         "main loader": str(main.__loader__),
         "main holds the script": "told" in vars(main),
+        "main has": sorted(name for name in vars(main) if name.startswith("__") and sys.version_info < (3, 14)),
         "builtins": type(main.__builtins__).__name__,
         "cmdline": text("cmdline").split("\0"),
         "environ": sorted(text("environ").split("\0")[:-1]),
