@@ -114,7 +114,7 @@ FAILS = {
     "a syntax error": "x = (",
     "an exit code": "sys.exit(3)",
     "an exit message": "sys.exit('no data')",
-    "an interrupt": "import atexit; atexit.register(lambda: say('bye')); raise KeyboardInterrupt",
+    "an interrupt": "import atexit, threading; atexit.register(lambda: say('bye'))\nthreading.Timer(0.2, say, ['later']).start(); raise KeyboardInterrupt",
     "a hard exit": "os._exit(9)",
     "a signal": "os.kill(os.getpid(), signal.SIGKILL)",
     "a hook": "sys.excepthook = lambda *_: say(sys.last_type, sys.last_value, sys.last_traceback.tb_lineno); raise ValueError('bad')",
