@@ -22,6 +22,7 @@ from aelastic import Supervisor, WorkerSpec
 from aelastic.observe import run_events as ev
 from aelastic.observe.export.systemd import SdNotify
 from aelastic.observe.observer import Observers
+from aelastic.workers.states import WorkerState
 
 STARTED = ev.WorkersStarted(1, {0: 700})
 
@@ -34,7 +35,7 @@ class Systemd:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind("\0" + address[1:] if address.startswith("@") else address)
         self.socket.setblocking(False)
-        self.received: list[dict[str, str]] = []
+        self.told: list[dict[str, str]] = []
 
     def take(self) -> list[dict[str, str]]:
         """All notifications so far, one per datagram."""
@@ -42,27 +43,21 @@ class Systemd:
             try:
                 text = self.socket.recv(4096).decode()
             except BlockingIOError:
-                return self.received
-            self.received.append(dict(line.split("=", 1) for line in text.split("\n")))
+                return self.told
+            self.told.append(dict(line.split("=", 1) for line in text.split("\n")))
 
-    def values_of(self, name: str) -> list[str]:
+    def said(self, name: str) -> list[str]:
         return [each[name] for each in self.take() if name in each]
 
     def wait(self, name: str, count: int = 1) -> list[str]:
-        values: list[str] = wait_for(f"{name}, not only {self.received}", lambda: self.values_of(name)[count - 1 :])
+        values: list[str] = wait_for(f"{name}, not only {self.told}", lambda: self.said(name)[count - 1 :])
         return values
 
 
 @pytest.fixture
-def systemd(tmp_path: Path) -> Iterator[Systemd]:
-    listening = Systemd(str(tmp_path / "notify"))
-    with closing(listening.socket):
-        yield listening
-
-
-@pytest.fixture
-def abstract() -> Iterator[Systemd]:
-    listening = Systemd(f"@aelastic/{uuid.uuid4()}")
+def systemd(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Systemd]:
+    """A socket in a folder, or an abstract one."""
+    listening = Systemd(f"@aelastic/{uuid.uuid4()}" if hasattr(request, "param") else str(tmp_path / "notify"))
     with closing(listening.socket):
         yield listening
 
@@ -81,24 +76,24 @@ wait_for("go")
 """
 
 
-def test_systemd_is_notified_when_the_job_is_ready_how_it_is_and_that_it_leaves(
-    abstract: Systemd, launch: Launcher
+@pytest.mark.parametrize("systemd", ["abstract"], indirect=True)
+def test_a_service_is_told_when_it_is_ready_how_it_stands_and_that_it_leaves(
+    systemd: Systemd, launch: Launcher
 ) -> None:
-    listening = abstract
-    env = {"NOTIFY_SOCKET": listening.address, "WATCHDOG_USEC": "200000"}
+    env = {"NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "200000"}
     job = launch(WORKER, "--nproc-per-node", "2", "--shutdown-timeout", "7", env=env)
-    listening.wait("READY")
-    listening.wait("WATCHDOG", 3)
+    systemd.wait("READY")
+    systemd.wait("WATCHDOG", 3)
     assert job.wait_line("has", 2) == ["has", "has"]  # and nothing else
-    assert "STOPPING" not in {name for each in listening.take() for name in each}
+    assert "STOPPING" not in {name for each in systemd.take() for name in each}
     job.signal(signal.SIGTERM)
     # Its socket holds few messages: without reading, there would be no room for the last ones.
-    wait_for("its end", lambda: listening.take() and job.process.poll() is not None)
-    assert listening.values_of("READY") == ["1"]
-    assert set(listening.values_of("STOPPING")) == {"1"}
-    (extension,) = listening.values_of("EXTEND_TIMEOUT_USEC")
+    wait_for("its end", lambda: systemd.take() and job.process.poll() is not None)
+    assert systemd.said("READY") == ["1"]
+    assert set(systemd.said("STOPPING")) == {"1"}
+    (extension,) = systemd.said("EXTEND_TIMEOUT_USEC")
     assert int(extension) > 7_000_000 + 20_000_000  # SIGTERM, and SIGKILL twice
-    statuses = listening.values_of("STATUS")
+    statuses = systemd.said("STATUS")
     assert any("running" in status for status in statuses)
     assert statuses[-1] == "STOPPED: the agent was asked to stop (SIGTERM)"
     assert len(statuses) == len(
@@ -109,23 +104,24 @@ def test_systemd_is_notified_when_the_job_is_ready_how_it_is_and_that_it_leaves(
 def test_a_service_that_ends_by_itself_leaves_without_being_asked(systemd: Systemd, launch: Launcher) -> None:
     job = launch("pass", env={"NOTIFY_SOCKET": systemd.address})
     assert job.wait() == 0
-    assert (systemd.values_of("READY"), systemd.values_of("STOPPING")) == (["1"], ["1"])
-    assert not systemd.values_of("EXTEND_TIMEOUT_USEC")
-    assert not systemd.values_of("WATCHDOG")
+    assert (systemd.said("READY"), systemd.said("STOPPING")) == (["1"], ["1"])
+    assert not systemd.said("EXTEND_TIMEOUT_USEC")
+    assert not systemd.said("WATCHDOG")
 
 
-def test_a_socket_without_a_listener_is_logged_once_and_the_job_continues(launch: Launcher, tmp_path: Path) -> None:
-    job = launch("pass", env={"NOTIFY_SOCKET": str(tmp_path / "nothing"), "WATCHDOG_USEC": "20000"})
-    assert job.wait() == 0
-    assert job.stderr.count("cannot notify systemd") == 1
-    assert "No such file or directory" in job.stderr
-
-
-def test_without_a_notification_socket_the_variables_are_the_workers_own(launch: Launcher) -> None:
-    job = launch(WORKER, env={"WATCHDOG_USEC": "200000"})
-    assert job.wait_line("has") == ["has WATCHDOG_USEC"]
-    job.go()
-    assert job.wait() == 0
+def test_a_socket_without_a_listener_is_logged_once_and_without_a_socket_the_variables_are_the_workers(
+    launch: Launcher, tmp_path: Path
+) -> None:
+    jobs = [
+        launch(WORKER, env={"WATCHDOG_USEC": "20000", **more}, name=name)
+        for name, more in {"deaf": {"NOTIFY_SOCKET": str(tmp_path / "nothing")}, "none": {}}.items()
+    ]
+    assert [job.wait_line("has") for job in jobs] == [["has"], ["has WATCHDOG_USEC"]]
+    for job in jobs:
+        job.go()
+        assert job.wait() == 0
+    assert [job.stderr.count("cannot notify systemd") for job in jobs] == [1, 0]
+    assert "No such file or directory" in jobs[0].stderr
 
 
 # The library.
@@ -148,8 +144,8 @@ async def test_a_program_that_uses_the_library_speaks_for_itself(
 async def test_a_restart_is_a_status_and_not_another_start(systemd: Systemd) -> None:
     notify = SdNotify({"NOTIFY_SOCKET": systemd.address}, 30)
     await run(FakeBackend([FAILS], [SUCCEEDS]), notify)
-    assert systemd.values_of("READY") == ["1"]
-    statuses = systemd.values_of("STATUS")
+    assert systemd.said("READY") == ["1"]
+    statuses = systemd.said("STATUS")
     assert any("restart" in status for status in statuses)
     assert all("\n" not in status and len(status) <= 200 for status in statuses)
 
@@ -166,14 +162,16 @@ async def test_a_restart_is_a_status_and_not_another_start(systemd: Systemd) -> 
     ids=["for no process in particular", "for us", "for another", "nonsense", "off"],
 )
 @on_virtual_time
-async def test_the_watchdog_is_notified_twice_in_its_time(more: dict[str, str], count: int, systemd: Systemd) -> None:
+async def test_the_watchdog_hears_of_us_twice_in_its_time(more: dict[str, str], count: int, systemd: Systemd) -> None:
     notify = SdNotify({"NOTIFY_SOCKET": systemd.address, **more}, 30)
     await run(FakeBackend([SUCCEEDS]), notify)  # 10 s
-    assert len(systemd.values_of("WATCHDOG")) in ((count, count + 1) if count else (0,))
+    assert len(systemd.said("WATCHDOG")) in ((count, count + 1) if count else (0,))
 
 
 @on_virtual_time
-async def test_what_there_is_no_room_for_is_sent_soon_after_and_nothing_waits(systemd: Systemd) -> None:
+async def test_what_there_is_no_room_for_is_told_soon_after_or_before_it_closes_and_nothing_waits(
+    systemd: Systemd,
+) -> None:
     notify = SdNotify({"NOTIFY_SOCKET": systemd.address}, 30)
     observers = Observers([notify])
     crowd = fill(systemd)
@@ -187,32 +185,25 @@ async def test_what_there_is_no_room_for_is_sent_soon_after_and_nothing_waits(sy
         await anyio.sleep(1)
         (last,) = systemd.take()[crowd:]
         assert (last["READY"], last["STOPPING"]) == ("1", "1")
+        crowd += 1 + fill(systemd)
+        observers.tell(ev.RunEnded(WorkerState.SUCCEEDED, "it is over"), 0)
         tasks.cancel_scope.cancel()
-    await notify.aclose()
-
-
-@on_virtual_time
-async def test_what_there_is_no_room_for_at_the_end_is_sent_before_it_closes(systemd: Systemd) -> None:
-    notify = SdNotify({"NOTIFY_SOCKET": systemd.address}, 30)
-    observers = Observers([notify])
-    crowd = fill(systemd)
-    observers.tell(STARTED, 0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(notify.aclose)
         await anyio.sleep(1)
-        systemd.take()
-    assert len(systemd.take()) == crowd + 1
+        assert len(systemd.take()) == crowd
+    assert systemd.take()[crowd:][0]["STATUS"] == "SUCCEEDED: it is over"
 
 
 @on_virtual_time
-async def test_systemd_that_comes_back_gets_the_present_state(tmp_path: Path) -> None:
+async def test_systemd_that_comes_back_is_told_where_we_are(tmp_path: Path) -> None:
     notify = SdNotify({"NOTIFY_SOCKET": str(tmp_path / "late")}, 30)
     observers = Observers([notify])
     observers.tell(STARTED, 0)
     listening = Systemd(str(tmp_path / "late"))
     with closing(listening.socket):
         observers.tell(ev.StopAsked(15), 0)
-        assert (listening.values_of("READY"), listening.values_of("STOPPING")) == (["1"], ["1"])
+        assert (listening.said("READY"), listening.said("STOPPING")) == (["1"], ["1"])
         await notify.aclose()
 
 

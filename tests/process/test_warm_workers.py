@@ -36,7 +36,7 @@ is_warm = {MODULE!r} in sys.modules
 say("up", rank, restart, is_warm)
 """
 # Libraries that have no random number generator to reseed, and do nothing else that causes a warning.
-PLAIN = "decimal,random,tempfile,uuid,numpy,numpy.random"
+PLAIN = "decimal,multiprocessing,random,tempfile,uuid,numpy,numpy.random"
 DESCRIBE = f"""
 import {PLAIN}
 sys.path.append({str(KIT)!r})
@@ -73,6 +73,22 @@ def described_by(job: Job) -> list[dict[str, Any]]:
     return workers
 
 
+# In the agent, before it starts workers: an embedding program may change these after the fork server has started.
+MOVES = """
+import os
+from aelastic.agent.generation import Generation
+usual = Generation._worker_env
+
+def move(self, *args):
+    os.umask(0o027)
+    os.makedirs("elsewhere", exist_ok=True)
+    os.chdir("elsewhere" if os.path.basename(os.getcwd()) != "elsewhere" else ".")
+    return usual(self, *args)
+
+Generation._worker_env = move
+"""
+
+
 @pytest.mark.parametrize("how", ["script", pytest.param("module", marks=pytest.mark.all), "folder"])
 def test_a_warm_worker_is_a_cold_one_item_by_item(launch: Launcher, how: str) -> None:
     jobs = []
@@ -80,8 +96,11 @@ def test_a_warm_worker_is_a_cold_one_item_by_item(launch: Launcher, how: str) ->
         script = launch.write(f"{name}/{'app/__main__' if how == 'folder' else 'worker'}.py", DESCRIBE)
         what = {"module": ["-m", "worker"], "folder": ["app"]}.get(how, [str(script), "--lr", "0.1"])
         options = ["--nproc-per-node", "2", *more, *what]
-        jobs.append(launch.command(*options, name=name, env={"PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": "7"}))
-    for cold, warm in zip(described_by(jobs[0]), described_by(jobs[1]), strict=True):
+        env = {"PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": "7", **({"PYTHONSAFEPATH": "1"} if how == "script" else {})}
+        jobs.append(launch.command(*options, name=name, env=env, wrapper=MOVES if how == "script" else ""))
+    colds, warms = map(described_by, jobs)
+    assert [name for name, own in warms[0]["own"].items() if own == warms[1]["own"][name]] == ["parent", "hash"]
+    for cold, warm in zip(colds, warms, strict=True):
         own, others = cold.pop("own"), warm.pop("own")
         assert [name for name in own if own[name] == others[name]] == ["hash"]
         assert {item: value for item, value in warm.items() if value != cold[item]} == {
@@ -95,10 +114,10 @@ FAILS = {
     "a syntax error": "x = (",
     "an exit code": "sys.exit(3)",
     "an exit message": "sys.exit('no data')",
-    "an interrupt": "import atexit; atexit.register(lambda: say('bye')); raise KeyboardInterrupt",
+    "an interrupt": "import atexit, threading; atexit.register(lambda: say('bye'))\nthreading.Timer(0.2, say, ['later']).start(); raise KeyboardInterrupt",
     "a hard exit": "os._exit(9)",
     "a signal": "os.kill(os.getpid(), signal.SIGKILL)",
-    "a hook": "sys.excepthook = lambda *_: say('hook'); raise ValueError('bad')",
+    "a hook": "sys.excepthook = lambda *_: say(sys.last_type, sys.last_value, sys.last_traceback.tb_lineno); raise ValueError('bad')",
     "a hook that fails": "def hook(*_):\n    1 / 0\nsys.excepthook = hook\nraise ValueError('bad')",
 }
 SUCCEEDS = {
@@ -189,8 +208,10 @@ sys.exit(1)
 """
 
 
-def test_a_warm_worker_that_is_code_on_the_command_line_prints_the_traceback_of_a_cold_one(launch: Launcher) -> None:
-    code = f"import sys\nprint({MODULE!r} in sys.modules, file=sys.stderr)\ndef f():\n    raise ValueError('bad')\nf()"
+def test_a_warm_worker_that_is_code_on_the_command_line_prints_the_traceback_and_the_loader_of_a_cold_one(
+    launch: Launcher,
+) -> None:
+    code = f"import sys\nprint({MODULE!r} in sys.modules, file=sys.stderr)\ndef f():\n    raise ValueError(__loader__)\nf()"
     tracebacks = []
     for name, more in (("cold", []), ("warm", ["--preload", MODULE])):
         options = ["--max-restarts=0", "--redirects=3", "--log-dir=logs", *more, "--no-python", sys.executable]
@@ -438,7 +459,7 @@ def test_what_modules_print_change_in_the_environment_and_keep_of_generators_is_
     code = """
 import mod, more, numpy
 say("env", os.environ["NEW"], os.environ["OLD"], os.environ.get("GONE"))
-say(mod.rng.random(), more.a.random()); say(mod.draw(), numpy.random.rand())
+say(mod.rng.random(), more.a.random()); say(mod.draw()); say(numpy.random.rand())
 """
     given = {
         "PYTHONPATH": f"{launch.folder / 'lib'}:{launch.folder / 'lib' / 'site-packages'}",
@@ -450,7 +471,7 @@ say(mod.rng.random(), more.a.random()); say(mod.draw(), numpy.random.rand())
     env_lines = [line for line in job.lines if line.startswith("env")]
     numbers = [line for line in job.lines if not line.startswith("env")]
     assert env_lines == ["env 1 b None"] * 2
-    assert len(numbers) == 4 and len({*numbers}) == 3, "the warnings about generators are true"
+    assert len(numbers) == 6 and len({*numbers}) == 5, "the warnings about generators are true"
     assert [line.partition(" W --preload: ")[2] for line in job.stderr.splitlines()] == [
         "mod prints during its import: 'welcome'",
         "all workers get the same random numbers from mod.rng, more.a, more.b and 1 more: make the generators in the script",
@@ -632,6 +653,23 @@ def test_a_worker_that_tells_what_it_imports_hands_the_pipe_to_no_program_and_cl
     job = launch(PRINTS_PIPES.replace("KIT", repr(str(KIT))), "--preload", "auto", env=env)
     assert job.wait() == 0, job.story
     assert job.lines == ["0 1 2", "1 0"]
+
+
+TAKES_NUMBERS = """
+mine = open("mine", "wb")
+paths = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+taken = [int(os.path.basename(path)) for path in paths if os.path.lexists(path) and os.readlink(path).startswith("pipe:")]
+for number in taken:
+    os.dup2(mine.fileno(), number)
+import colorsys, decimal
+say(len(taken), os.path.getsize("mine"))
+"""
+
+
+def test_a_worker_that_uses_the_number_of_the_pipe_for_a_file_finds_no_names_in_it(launch: Launcher) -> None:
+    job = launch(TAKES_NUMBERS, "--preload", "auto")
+    assert job.wait() == 0, job.story
+    assert job.lines == ["1 0"]
 
 
 def parked_by(job: Job, other_than: int) -> bool:

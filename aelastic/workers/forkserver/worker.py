@@ -209,11 +209,11 @@ def report_imports(pipe: int) -> None:
 
     They are written at the next `import` statement: `importlib.import_module` raises no audit event.
     """
-    ours, reported, place = os.getpid(), 0, os.fstat(pipe)
+    reported, place = 0, os.fstat(pipe)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:  # noqa: ARG001
         nonlocal reported
-        if reported < 0 or os.getpid() != ours:
+        if reported < 0:
             return
         try:
             if not os.path.samestat(os.fstat(pipe), place):  # the program has closed inherited descriptors
