@@ -95,7 +95,7 @@ class HangComparisons:
         compared = await self.compare(found.reason, found.waited_s, is_stopped=is_stopped)
         if compared is None:
             return await self._act(found)
-        if is_stopped and compared.odd and await self._wait(lambda: self.round != round_, OUTLIER_S):
+        if is_stopped and compared.outliers and await self._wait(lambda: self.round != round_, OUTLIER_S):
             return None  # an outlier has failed
         if is_stopped and self._is_cause:
             self._is_cause, found = False, found.replace(reason=f"{found.reason}; {compared.text}")
@@ -127,7 +127,7 @@ class HangComparisons:
             return
         self._unreported[local_rank] = failure
         compared = await self.compare(failure.message, SOME_TIME_S, is_stopped=True)
-        if compared is not None and compared.odd:
+        if compared is not None and compared.outliers:
             await self._wait(lambda: self.round != round_, OUTLIER_S)
 
     async def on_received(self, message: m.Look | m.Compared) -> None:
@@ -138,14 +138,14 @@ class HangComparisons:
             case m.Look(round_, reason):
                 places = await self._see(reason, self._unreported)
                 self._send(m.Saw(self._node_id, round_, tuple(place.for_others for place in places)))
-            case m.Compared(_, text, odd, is_stopped, waited_s):
+            case m.Compared(_, text, outliers, is_stopped, waited_s):
                 self._comparison = message
                 self.on_change()
-                self._emit(Compared(self._group.generation, text, odd))
+                self._emit(Compared(self._group.generation, text, outliers))
                 known_s = waited_s if waited_s > SOME_TIME_S else 0.0
                 found = Found(self._group.generation, 0, "hang", text, signal.SIGTERM, known_s, has_stacks=True)
                 for worker in self._group.workers if is_stopped else ():
-                    if worker.global_rank in odd:
+                    if worker.global_rank in outliers:
                         await self._act(found.replace(local_rank=worker.local_rank))
             case _:
                 assert_never(message)

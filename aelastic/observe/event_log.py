@@ -33,6 +33,7 @@ from typing import Any, NamedTuple, TypeAlias
 from aelastic.base.loop import clock
 from aelastic.base.loop.threads import run_sync
 from aelastic.base.record import Record
+from aelastic.base.renamed import with_old_names
 from aelastic.diagnose.failures.failure import ProcessFailure
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
@@ -277,7 +278,8 @@ class Records:
                 fields.pop("traceback", None)
             case _:
                 pass
-        return {**self._frame(ev.name_of(type(event).__name__), time, now), "stimulus": event.stimulus, **fields}
+        name = ev.name_of(type(event).__name__)
+        return {**self._frame(name, time, now), "stimulus": event.stimulus, **with_old_names(name, fields)}
 
     def lost(self, count: int, reason: str, time: str, now: float) -> Json:
         """Returns the record that marks missing ones."""

@@ -86,7 +86,7 @@ _COUNTED: tuple[tuple[type[ev.RunEvent], str, str, str, tuple[str, ...], Callabl
      "by", get_args(WatchName), lambda noticed: noticed.by),
     (ev.Compared, "aelastic_hangs_compared_total",
      "Comparisons of all workers of the job in a hang, by whether ranks were named.",
-     "outcome", ("named", "not_named"), lambda compared: "named" if compared.odd else "not_named"),
+     "outcome", ("named", "not_named"), lambda compared: "named" if compared.outliers else "not_named"),
     (ev.StacksTaken, "aelastic_stacks_taken_total", "Collections of the workers' stacks.",
      "", (), lambda _: True),
 )  # fmt: skip

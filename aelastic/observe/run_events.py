@@ -213,7 +213,12 @@ class Compared(RunEvent):
 
     generation: int
     text: str  # the ranks that the others wait for, or the groups of ranks
-    odd: tuple[int, ...]  # global ranks that the others wait for; empty if unknown
+    outliers: tuple[int, ...]  # global ranks that the others wait for; empty if unknown
+
+    @property
+    def odd(self) -> tuple[int, ...]:
+        """Deprecated: the old name of `outliers`, until version 0.2."""
+        return self.outliers
 
 
 class Progressed(RunEvent):

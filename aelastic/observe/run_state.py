@@ -151,9 +151,9 @@ class RunState:
                 self._on_worker_failed(generation, failure, now)
             case ev.Noticed(_, local_rank, _, _, reason):
                 self._set(local_rank, note=reason)
-            case ev.Compared(_, text, odd):
+            case ev.Compared(_, text, outliers):
                 self.compared = event, now
-                for each in [each for each in self.workers.values() if each.rank in odd]:
+                for each in [each for each in self.workers.values() if each.rank in outliers]:
                     self._set(each.local_rank, note=text)
             case ev.Announced("held", text):
                 self.held = self.announced = text

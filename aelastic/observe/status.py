@@ -12,8 +12,9 @@ from typing import Any
 
 from aelastic.base.host.kernel_states import sentence_of
 from aelastic.base.record import Record
+from aelastic.base.renamed import with_old_names
 from aelastic.diagnose.failures.failure import ProcessFailure
-from aelastic.observe.run_events import NAME_OF, Progressed, Recovered
+from aelastic.observe.run_events import NAME_OF, Compared, Progressed, Recovered
 from aelastic.observe.run_state import GenerationEnd, RunState, WorkerNow
 from aelastic.rdzv.decisions import wording
 from aelastic.rdzv.decisions.as_json import to_json
@@ -99,7 +100,7 @@ def describe(
         # The round's workers follow from the ranks.
         "round": None if formed is None else {**_fields(formed, "workers"), "formed": at(state.formed_at)},
         "progress": None if state.progress is None else _describe_progress(*state.progress, at),
-        "compared": compared and {"text": compared[0].text, "odd": list(compared[0].odd), "at": at(compared[1])},
+        "compared": None if compared is None else _describe_comparison(*compared, at),
         "announced": state.announced or None,
         "drains": state.drains,
         "spent": {name: round(seconds, 3) for name, seconds in state.spent.until(now).items()},
@@ -161,6 +162,11 @@ def _describe_restart(end: GenerationEnd, at: Callable[[float], str]) -> dict[st
 
 def _describe_recovery(recovered: Recovered) -> dict[str, Any]:
     return {**_fields(recovered), "text": recovered.text}
+
+
+def _describe_comparison(compared: Compared, compared_at: float, at: Callable[[float], str]) -> dict[str, Any]:
+    fields = {"text": compared.text, "outliers": list(compared.outliers), "at": at(compared_at)}
+    return with_old_names("compared", fields)
 
 
 def _symptom(failure: ProcessFailure | None) -> str:

@@ -224,7 +224,7 @@ BY_KIND: dict[Any, Any] = {  # fields that belong together
     ),
     m.Past: lambda past: past.replace(failure=past.failure or FAILURE),
     r.Answer: lambda answer: answer.replace(nodes=tuple({"".join(each.split()) or "n" for each in answer.nodes})),
-    m.Compared: lambda compared: compared.replace(odd=tuple(set(compared.odd))),
+    m.Compared: lambda compared: compared.replace(outliers=tuple(set(compared.outliers))),
     m.Ended: lambda ended: ended.replace(cause=ended.cause or FAILURE),
     m.Status: lambda status: status.replace(
         asks=tuple(each.replace(node_id=status.node.node_id) for each in status.asks),

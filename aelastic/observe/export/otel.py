@@ -151,8 +151,8 @@ class _Spans:
                 self._note("worker failed", named, now, is_error=True)
             case ev.Noticed(rank=rank, by=by, reason=reason):
                 self._note("noticed", {"rank": rank, "by": by, "reason": reason}, now)
-            case ev.Compared(_, text, odd):
-                self._note("compared", {"reason": text, "ranks": odd}, now)
+            case ev.Compared(_, text, outliers):
+                self._note("compared", {"reason": text, "ranks": outliers}, now)
             case ev.Restarting() if self._restart is None:
                 named = {"cause": event.cause, "reason": event.reason, "restart_count": event.restart_count}
                 named["in_place"] = event.in_place

@@ -43,7 +43,7 @@ from aelastic.rdzv.protocol.waiting import Waiting as Waiting  # noqa: PLC0414  
 from aelastic.rdzv.protocol.waiting import WaitKind as WaitKind  # noqa: PLC0414
 
 # Rises whenever a message changes its form; agents of different versions do not form a job.
-PROTOCOL = 19
+PROTOCOL = 20
 # In a fencing number, a term (about the milliseconds since 1970) counts as this many rounds: it fits 2^53 until 2255.
 ROUNDS_OF_A_TERM = 1_000
 ROUND_MAX = 1_000_000  # more than any job has
@@ -343,7 +343,7 @@ class Compared(Record):
 
     round: int
     text: str
-    odd: tuple[int, ...]  # ranks that the others wait for; empty if that is unclear
+    outliers: tuple[int, ...]  # ranks that the others wait for; empty if that is unclear
     is_stopped: bool  # these must be stopped, and have failed
     waited_s: float = 0.0  # how long the job has stood still
     number: int = 0  # of the question that this answers

@@ -150,7 +150,7 @@ _RULES: dict[str, Rule] = {
     "first_rank": _RANK, "first_role_rank": _RANK, "departed": _distinct(_RANK, COUNT_MAX),
     "local_world_size": _SIZE, "role_world_size": _SIZE, "group_world_size": _SIZE, "world_size": _SIZE,
     "lease_s": _number(1e-3, SECONDS_MAX), "age_s": _SECONDS, "failure_age_s": _SECONDS, "alone_s": _SECONDS,
-    "store_server": _STORE_SERVER, "waited_s": _SECONDS, "odd": _distinct(_RANK, COUNT_MAX),
+    "store_server": _STORE_SERVER, "waited_s": _SECONDS, "outliers": _distinct(_RANK, COUNT_MAX),
     "steps": _number(-1, 1 << 53), "at": _shown_name, "call": _shown_name, "collective": _shown_name,
     "state": _shown_name, "unknown": _shown_name,
     "notice_id": _number(0, NOTICE_MAX), "calls": _CALLS, "save_at": _CALLS, "pages": _COUNT, "kill_s": _SECONDS,

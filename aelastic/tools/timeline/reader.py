@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
+from aelastic.base.renamed import with_new_names
 from aelastic.observe.run_events import Recovered
 from aelastic.tools.timeline.fields import SECONDS_MAX, WHOLE_MAX, check
 
@@ -150,7 +151,8 @@ def read_logs(source: str, lines: Iterable[bytes]) -> list[Log]:
             continue
         # An interval on the monotonic clock; in whole nanoseconds, since a float cannot hold as many.
         wall = log.began.timestamp() + max(monotonic_ns - log.first_ns, 0) / 1e9
-        log.entries.append(Entry(wall, str(record.get("event", "")), record))
+        kind = str(record.get("event", ""))
+        log.entries.append(Entry(wall, kind, with_new_names(kind, record)))
     found = list(logs.values()) or [Log(source)]
     found[0].damaged = damaged
     return found

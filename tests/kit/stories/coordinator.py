@@ -286,7 +286,9 @@ def words(message: Any) -> str:  # noqa: C901  a case for each message
         case m.Look():
             return f"look what workers of round {message.round} do: {message.reason}"
         case m.Compared():
-            stopped = f", stopped: {' '.join(map(str, message.odd))}" * (message.is_stopped and bool(message.odd))
+            stopped = f", stopped: {' '.join(map(str, message.outliers))}" * (
+                message.is_stopped and bool(message.outliers)
+            )
             return f"compared round {message.round}{stopped}: {message.text}"
         case r.Answer():
             return f"{'answer' if message.is_applied else 'refused'}: {message.text}"

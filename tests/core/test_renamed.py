@@ -1,0 +1,80 @@
+"""Renamed fields: the old name is written beside the new one for one minor version, and logs of either are read."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from sources import ROOT
+
+import aelastic
+from aelastic.base.renamed import RENAMED, Renamed, with_new_names, with_old_names
+from aelastic.observe import run_events as ev
+from aelastic.observe.event_log import Records
+from aelastic.observe.run_state import RunState
+from aelastic.observe.status import describe
+from aelastic.tools.timeline.reader import Entry, read_logs
+
+COMPARED = ev.Compared(1, "hang: rank 5 does not wait", (5, 7))
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+EACH = pytest.mark.parametrize("renamed", RENAMED, ids=lambda renamed: f"{renamed.where}.{renamed.old}")
+
+
+def recorded(event: ev.RunEvent) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(json.dumps(Records().record(event, "2026-11-21T12:00:00.000000Z", 1.5)))
+    return record
+
+
+def read(record: dict[str, Any]) -> Entry:
+    """The record, as commands read it from a log."""
+    (log,) = read_logs("events.jsonl", [json.dumps(record).encode() + b"\n"])
+    (entry,) = log.entries
+    return entry
+
+
+@EACH
+def test_an_object_has_both_names_with_the_same_value(renamed: Renamed) -> None:
+    found = with_old_names(renamed.where, {renamed.new: [7], "text": "x"})
+    assert found == {renamed.new: [7], renamed.old: [7], "text": "x"}
+    assert with_old_names(renamed.where, {"text": "x"}) == {"text": "x"}, "a field that is left out has no old name"
+    assert with_old_names("another", {renamed.new: 7}) == {renamed.new: 7}
+
+
+@EACH
+def test_either_name_is_read(renamed: Renamed) -> None:
+    for fields in ({renamed.old: 7}, {renamed.new: 7}, {renamed.new: 7, renamed.old: 7}):
+        assert with_new_names(renamed.where, fields) == {renamed.new: 7}
+    assert with_new_names("another", {renamed.old: 7}) == {renamed.old: 7}
+
+
+def test_outliers_have_their_old_name_in_the_event_log_in_the_status_and_on_the_event() -> None:
+    record, state = recorded(COMPARED), RunState()
+    state.tell(COMPARED, 1.0)
+    status = describe(state, 1.0, NOON, {})["compared"]
+    assert record["outliers"] == record["odd"] == status["outliers"] == status["odd"] == [5, 7]
+    assert COMPARED.odd == COMPARED.outliers == (5, 7)
+
+
+def test_a_log_that_has_only_the_old_name_is_read() -> None:
+    record = recorded(COMPARED)
+    del record["outliers"]
+    fields = read(record).fields
+    assert fields["outliers"] == [5, 7] and "odd" not in fields
+    assert fields == read(recorded(COMPARED)).fields
+
+
+def test_users_can_look_up_each_old_name() -> None:
+    page = (ROOT / "docs/reference/event-log.md").read_text().partition("### Renamed fields")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(\w+)`.* \| (\S+) \|$", page, re.MULTILINE)
+    assert {Renamed(where, old, new, version) for old, new, where, version in rows} == {*RENAMED}
+    deprecated = (ROOT / "CHANGELOG.md").read_text().partition("### Deprecated")[2].partition("### ")[0]
+    assert all(f"`{each.old}`" in deprecated and f"`{each.new}`" in deprecated for each in RENAMED)
+
+
+@EACH
+def test_an_old_name_goes_with_the_version_that_was_promised(renamed: Renamed) -> None:
+    version = tuple(map(int, re.findall(r"\d+", aelastic.__version__)[:2]))
+    assert version < tuple(map(int, renamed.removed_in.split("."))), "remove this row"
