@@ -19,7 +19,10 @@ class Renamed(NamedTuple):
     removed_in: str  # the first version without the old name
 
 
-RENAMED = (Renamed("compared", "odd", "outliers", "0.2"),)
+RENAMED = (
+    Renamed("compared", "odd", "outliers", "0.2"),
+    Renamed("decision", "seats", "nodes", "0.2"),
+)
 
 
 def with_old_names(where: str, fields: Mapping[str, Any]) -> dict[str, Any]:

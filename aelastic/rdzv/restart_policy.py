@@ -18,8 +18,8 @@ from aelastic.rdzv.ledger import BROKEN_S, Ledger, Reached
 if TYPE_CHECKING:
     from aelastic.rdzv.restart_rules import Condition, Rule
 
-# At most one host for this many seats is cordoned at once, but one always may be.
-SEATS_PER_ABSENT = 10
+# At most one host for this many nodes is cordoned at once, but one always may be.
+NODES_PER_ABSENT = 10
 
 
 def cause_of(failure: ProcessFailure) -> Cause:
@@ -57,7 +57,7 @@ class End(Record):
     reached: Reached = Reached()
     is_complete: bool = True  # all nodes of the round have reported how far they were
     now: float = 0.0
-    seats: int = 1  # of the round
+    nodes: int = 1  # of the round
     hosts: int = 1  # that these are on
     unfit: frozenset[str] = frozenset()  # hosts whose own check found them unfit after the round
 
@@ -217,13 +217,13 @@ class RestartPolicy(Record):
         """Returns the restart without a host, or with it if too many are cordoned already: it is not the cause then."""
         if not self._room(host, end.ledger, end):
             absent = len(end.ledger.absent(end.now).keys() - {host})
-            return decision.replace(kept=host, absent=absent, seats=end.seats)
+            return decision.replace(kept=host, absent=absent, nodes=end.nodes)
         return decision.replace(cordoned=host, for_s=for_s, kept="")
 
     @staticmethod
     def _room(host: str, ledger: Ledger, end: End) -> bool:
         """Returns whether another host may be cordoned."""
-        return len(ledger.absent(end.now).keys() - {host}) < max(1, end.seats // SEATS_PER_ABSENT)
+        return len(ledger.absent(end.now).keys() - {host}) < max(1, end.nodes // NODES_PER_ABSENT)
 
     def _charge(self, end: End, delay_s: float = 0.0) -> Decision:
         most = self.max_restarts

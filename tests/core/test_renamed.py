@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from kit import decided
 from sources import ROOT
 
 import aelastic
@@ -16,6 +17,7 @@ from aelastic.observe import run_events as ev
 from aelastic.observe.event_log import Records
 from aelastic.observe.run_state import RunState
 from aelastic.observe.status import describe
+from aelastic.rdzv.decisions.as_json import from_json, to_json
 from aelastic.tools.timeline.reader import Entry, read_logs
 
 COMPARED = ev.Compared(1, "hang: rank 5 does not wait", (5, 7))
@@ -56,6 +58,19 @@ def test_outliers_have_their_old_name_in_the_event_log_in_the_status_and_on_the_
     status = describe(state, 1.0, NOON, {})["compared"]
     assert record["outliers"] == record["odd"] == status["outliers"] == status["odd"] == [5, 7]
     assert COMPARED.odd == COMPARED.outliers == (5, 7)
+
+
+def test_a_decision_has_the_old_name_for_the_nodes_of_its_round_and_is_read_without_the_new_one() -> None:
+    decision = decided.restart(1, 3, decided.failed(5)).replace(kept="n1", absent=1, nodes=16)
+    fields = to_json(decision)
+    assert fields is not None and fields["nodes"] == fields["seats"] == 16
+    del fields["nodes"]
+    assert from_json(fields) == decision
+    record = recorded(ev.Restarting("failure", decision, 1))
+    assert record["decision"]["nodes"] == record["decision"]["seats"] == 16
+    del record["decision"]["nodes"]
+    assert from_json(read(record).fields["decision"]) == decision, "`aelastic policy explain` reads the log"
+    assert from_json({**fields, "seats": "x", "nodes": 16}) == decision, "the new name has precedence"
 
 
 def test_a_log_that_has_only_the_old_name_is_read() -> None:

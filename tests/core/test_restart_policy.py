@@ -351,12 +351,12 @@ def test_a_new_leader_knows_which_hosts_are_cordoned() -> None:
 def test_where_too_many_are_without_a_seat_the_cause_is_another() -> None:
     policy, ledger = ruled("*: elsewhere"), Ledger().exclude("g", "x", 0.0)
     failure = raised()
-    end = End(cause_of(failure), failure, ledger=ledger, now=5.0, seats=16)
+    end = End(cause_of(failure), failure, ledger=ledger, now=5.0, nodes=16)
     kept = policy.decide(end)
     assert (kept.kind, kept.cordoned) == (DecisionKind.RESTART, "")
-    assert (kept.kept, kept.absent, kept.seats) == ("h", 1, 16), "one host of 16 is excluded already"
-    assert policy.decide(end.replace(seats=20)).cordoned == policy.decide(end.replace(now=3601.0)).cordoned == "h"
-    decision = policy.decide(end.replace(seats=20))
+    assert (kept.kept, kept.absent, kept.nodes) == ("h", 1, 16), "one host of 16 is excluded already"
+    assert policy.decide(end.replace(nodes=20)).cordoned == policy.decide(end.replace(now=3601.0)).cordoned == "h"
+    decision = policy.decide(end.replace(nodes=20))
     assert policy.after(end, decision).absent(5.0).keys() == {"g", "h"}
 
 
@@ -401,7 +401,7 @@ def test_only_what_proves_something_of_a_host_is_held_against_it(
     assert innocence(failure) is why
     ledger, policy = Ledger(), RestartPolicy(9)
     for now in range(3):
-        end = End(cause_of(failure), failure, 0, ledger, now=float(now), seats=4, hosts=4)
+        end = End(cause_of(failure), failure, 0, ledger, now=float(now), nodes=4, hosts=4)
         decision = policy.decide(end)
         ledger = policy.after(end, decision)
     assert (decision.cordoned == "h") is (not why)

@@ -162,7 +162,7 @@ def shows_why(block: Block) -> None:
     """The output is what the code would print."""
     failure = ProcessFailure.from_elsewhere("n1", 5, 1, 4711, -11, "Signal 11 (SIGSEGV) received by PID 4711")
     ledger = Ledger(blamed=(Blamed("n1", 0.0),))
-    decision = RestartPolicy(9).decide(End(cause_of(failure), failure, 1, ledger, now=1.0, seats=8, hosts=8))
+    decision = RestartPolicy(9).decide(End(cause_of(failure), failure, 1, ledger, now=1.0, nodes=8, hosts=8))
     end = GenerationEnd(7, 0.0, 1860.0, "failure", wording.text_of(decision), failure, 4120, decision=decision)
     now = datetime(2026, 1, 2, 9, 14, 2, tzinfo=UTC)
     assert block.text == f"$ aelastic why\n{why(describe_ends([end], 1860.0, now), earlier=6)}\n"

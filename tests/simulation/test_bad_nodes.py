@@ -1,4 +1,4 @@
-"""Jobs with a broken host, simulated for days: it is found, and healthy hosts keep their seats.
+"""Jobs with a broken host, simulated for days: it is found, and healthy hosts keep their places.
 
 Only the coordinator is real.  Nodes fail as in practice: the broken one takes the job down again and again, by a
 segmentation fault, a bus error or a check that finds it unfit; the others by errors, hangs and lost peers, which
@@ -22,7 +22,7 @@ from aelastic.rdzv.leader.coordinator_events import DeadlinePassed, Event, Lost,
 from aelastic.rdzv.leader.roster import RoundRules
 from aelastic.rdzv.ledger import BLAME_WINDOW_S, Reached
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.restart_policy import SEATS_PER_ABSENT, RestartPolicy
+from aelastic.rdzv.restart_policy import NODES_PER_ABSENT, RestartPolicy
 
 HOUR_S = 3600.0
 PARTS = min(max(BAD_NODE_JOBS // 60, 1), 10)
@@ -42,7 +42,7 @@ HARMLESS = [
 
 @dataclass
 class Job:
-    """One job.  Nodes are named by letters; spares are nodes beyond the number of seats."""
+    """One job.  Nodes are named by letters; spares are nodes beyond the number of places."""
 
     seed: int
     excluded: set[str] = field(default_factory=set[str])  # every host that was ever excluded
@@ -52,9 +52,9 @@ class Job:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        seats, spares = self.rng.choice([4, 8, 16]), self.rng.choice([0, 0, 1, 2])
-        self.names = [chr(ord("a") + i) for i in range(seats + spares)]
-        self.rules = RoundRules(seats - self.rng.choice([0, 1, 2]), seats)
+        places, spares = self.rng.choice([4, 8, 16]), self.rng.choice([0, 0, 1, 2])
+        self.names = [chr(ord("a") + i) for i in range(places + spares)]
+        self.rules = RoundRules(places - self.rng.choice([0, 1, 2]), places)
         self.life_s, self.bad = self.rng.uniform(6, 168) * HOUR_S, self.rng.choice(self.names)
         self.core, self.now = Coordinator(self.rules, RestartPolicy(10_000), "a"), 0.0
         self.join(self.names)
@@ -82,9 +82,9 @@ class Job:
                 break
         assert self.core.phase is Phase.RUNNING
         absent = self.core.forming.cordons.ledger.absent(self.now)
-        seated = self.core.roster.participants
-        assert len(seated) >= self.rules.min_nodes
-        assert len(absent) <= max(1, self.rules.max_nodes // SEATS_PER_ABSENT)
+        placed = self.core.roster.participants
+        assert len(placed) >= self.rules.min_nodes
+        assert len(absent) <= max(1, self.rules.max_nodes // NODES_PER_ABSENT)
         self.excluded |= {host.removeprefix("host-") for host in absent}
 
     def fail(self, name: str, cause: ProcessFailure) -> None:
@@ -103,18 +103,18 @@ class Job:
     def run(self) -> None:
         rng, breaks_at = self.rng, self.rng.uniform(0.1, BREAKS_H) * HOUR_S
         while self.now < self.life_s:
-            seated = [*self.core.roster.participants]
+            placed = [*self.core.roster.participants]
             after_h = {
-                "bad": max(0.0, breaks_at - self.now) / HOUR_S if self.bad in seated else inf,
+                "bad": max(0.0, breaks_at - self.now) / HOUR_S if self.bad in placed else inf,
                 "harmless": rng.expovariate(1 / HARMLESS_H),
                 "loss": rng.expovariate(1 / LOSS_H),
             }
             what = min(after_h, key=lambda each: after_h[each])
             self.now += after_h[what] * HOUR_S
-            good = rng.choice([name for name in seated if name != self.bad])
+            good = rng.choice([name for name in placed if name != self.bad])
             match what:
                 case "harmless":
-                    self.fail(rng.choice(seated), failure(good, *rng.choice(HARMLESS)))
+                    self.fail(rng.choice(placed), failure(good, *rng.choice(HARMLESS)))
                 case "loss":
                     self.lose(good)
                 case _:
@@ -145,7 +145,7 @@ class Job:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_broken_host_takes_a_job_down_twice_at_most_and_others_keep_their_seats(part: int) -> None:
+def test_a_broken_host_takes_a_job_down_twice_at_most_and_others_keep_their_places(part: int) -> None:
     found = free = wrongly = 0
     for seed in range(part * JOBS, (part + 1) * JOBS):
         job = Job(seed)

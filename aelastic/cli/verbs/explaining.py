@@ -267,8 +267,8 @@ def _decisions(policy: RestartPolicy, rounds: Sequence[Round]) -> Iterator[Json]
     for each in rounds:
         cause, failure = each.cause, each.failure
         reached = Reached(each.step, NONE, max(0.0, each.ended - each.began))
-        seats = len(each.hosts)
-        end = End(cause, failure, count, ledger, reached, now=each.ended, seats=seats, hosts=seats)
+        hosts = len(each.hosts)
+        end = End(cause, failure, count, ledger, reached, now=each.ended, nodes=hosts, hosts=hosts)
         is_success = each.is_over and failure is None and not cause.is_loss
         decision = None if is_success else policy.decide(end)
         yield {

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from aelastic.base.record import Record
+from aelastic.base.renamed import with_new_names, with_old_names
 from aelastic.rdzv.decisions.cause import Cause, CauseKind, SaveOutcome
 from aelastic.rdzv.decisions.decision import Decision, DecisionKind
 
@@ -17,7 +18,7 @@ _ENUMS: dict[str, type[StrEnum]] = {"saved": SaveOutcome}
 
 def to_json(decision: Decision | None) -> Json | None:
     """Returns the fields that differ from their defaults, in the order of the value."""
-    return None if decision is None else _fields(decision)
+    return None if decision is None else with_old_names("decision", _fields(decision))
 
 
 def from_json(value: object) -> Decision | None:
@@ -29,7 +30,7 @@ def from_json(value: object) -> Decision | None:
     if value is None:
         return None
     cause = _read(Cause, CauseKind, value.get("cause") if isinstance(value, dict) else None)
-    decision = _read(Decision, DecisionKind, value)
+    decision = _read(Decision, DecisionKind, with_new_names("decision", value) if isinstance(value, dict) else value)
     return None if cause is None or decision is None else decision.replace(cause=cause)
 
 

@@ -54,7 +54,7 @@ class Decision(Record):
     for_s: float = 0.0  # as in `Ledger.exclude`
     kept: str = ""  # a host that would be, but too many are already
     absent: int = 0  # hosts that are cordoned already
-    seats: int = 0  # hosts in all
+    nodes: int = 0  # of the round, if a host is kept
 
     @property
     def is_final(self) -> bool:

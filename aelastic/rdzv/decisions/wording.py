@@ -68,7 +68,7 @@ _INNOCENT = {
 def _decision(decision: Decision) -> str:
     text = _DECISIONS[decision.kind](decision)
     if host := decision.kept:
-        few = f"{decision.absent} of {decision.seats} hosts are cordoned already, and all fail alike"
+        few = f"{decision.absent} of {decision.nodes} hosts are cordoned already, and all fail alike"
         return f"{text}; {host} stays in the job: {few}"
     if not (host := decision.cordoned):
         return text

@@ -197,7 +197,7 @@ _OWN_RULES |= {
     for name, rule in {
         "number": _COUNT, "most": _COUNT, "within_s": _SECONDS, "delay_s": _SECONDS, "rule": one_line,
         "place": _RANK_OR_NONE, "error": one_line, "hosts": _shown_names, "cordoned": _shown_name, "kept": _shown_name,
-        "absent": _COUNT, "seats": _COUNT,
+        "absent": _COUNT, "nodes": _COUNT,
     }.items()
 }  # fmt: skip
 
