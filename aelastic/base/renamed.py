@@ -22,6 +22,7 @@ class Renamed(NamedTuple):
 RENAMED = (
     Renamed("compared", "odd", "outliers", "0.2"),
     Renamed("decision", "seats", "nodes", "0.2"),
+    Renamed("rehearsals", "holds", "passed", "0.2"),
 )
 
 

@@ -13,6 +13,7 @@ from kit.launching import Launcher, ran
 from kit.verbs import json_of, verb
 from kit.waiting import wait_for
 
+from aelastic.base.renamed import RENAMED
 from aelastic.cli.main import main
 from aelastic.cli.manual.table import COMMANDS
 from aelastic.tools.rehearse.noted import Habit
@@ -105,7 +106,9 @@ def test_a_rehearsal_prints_the_fields_of_the_page(tmp_path: Path) -> None:
     done = ran(sys.executable, "-m", "aelastic", "rehearse", *options, cwd=tmp_path)
     document = json.loads(done.stdout)
     assert done.stderr == "" and (done.returncode, document["code"]) in {(0, "ok"), (1, "failed"), (3, "cannot")}
-    assert {*document, *document["rehearsals"][0], *Habit._fields, "breaks"} == fields_of("rehearse")
+    old = {each.old for each in RENAMED if each.where == "rehearsals"}
+    assert {*document, *document["rehearsals"][0], *Habit._fields, "breaks"} - old == fields_of("rehearse")
+    assert all(each["holds"] == each["passed"] for each in document["rehearsals"])
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
     code, result = rehearse(tmp_path, parts, ("--only", only, "--nproc-per-node", "2", *PROGRESS))
     assert code == 1 and result["code"] == "failed", result
     (found,) = [each for each in result["rehearsals"] if case in each["name"]]
-    assert not found["holds"] and words in found["text"], result
+    assert not found["passed"] and words in found["text"], result
 
 
 @pytest.mark.timeout(300)
@@ -195,7 +195,7 @@ def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
 def test_nothing_is_found_in_a_script(name: str, tmp_path: Path) -> None:
     code, result = rehearse(tmp_path, RIGHT[name])
     assert code == 0 and len(result["rehearsals"]) == 9, result
-    untested = [each["name"] for each in result["rehearsals"] if each["holds"] is None]
+    untested = [each["name"] for each in result["rehearsals"] if each["passed"] is None]
     assert all("notice" in each for each in untested), result  # the script does not ask for notices, and is short
     assert not (tmp_path / "ck").exists() or not any((tmp_path / "ck").iterdir())
 
@@ -228,7 +228,7 @@ JOBS: dict[str, tuple[tuple[str, ...], dict[str, str], str, str]] = {
 def test_a_job_is_rehearsed_where(name: str, tmp_path: Path) -> None:
     job, parts, case, words = JOBS[name]
     code, result = rehearse(tmp_path, parts, job)
-    found = [each for each in result["rehearsals"] if each["holds"] is False]
+    found = [each for each in result["rehearsals"] if each["passed"] is False]
     assert code == (1 if case else 0) and bool(found) == bool(case), result
     assert "each" not in parts or "before that" not in str(result), result
     assert not case or any(case in each["name"] and words in each["text"] for each in found), result
@@ -254,7 +254,7 @@ def test_nodes_share_the_gpus_and_there_is_no_node_more_than_they_do_for(
     begin = "assert os.environ['CUDA_VISIBLE_DEVICES'] in ('4', '7'); print(os.environ['CUDA_VISIBLE_DEVICES'], 'seen')"
     code, result = rehearse(tmp_path, {"begin": begin}, ("--only", "one", *TWO_NODES))
     more, fewer = result["rehearsals"][1:]
-    assert code == 0 and more["holds"] is None and more["text"] == "this host has 2 GPUs" and fewer["holds"], result
+    assert code == 0 and more["passed"] is None and more["text"] == "this host has 2 GPUs" and fewer["passed"], result
     seen = {path.read_text().split()[0] for path in tmp_path.glob("out/01/logs*/latest/attempt_0/0/stdout.log")}
     assert seen == {"4", "7"}
 

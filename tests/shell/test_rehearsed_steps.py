@@ -284,7 +284,7 @@ def test_a_rehearsal_shows_how_long_it_takes_and_shows_what_it_has_when_it_is_in
     first, _, left, *_ = out.splitlines()
     assert first == "9 runs of the script, most of them in part: about 6 times its own time, plus a few seconds each"
     assert re.fullmatch(r"   about \d+ min \d+ s to go", left)
-    table = [line.split() for line in out.partition("holds ")[2].splitlines()[1:]]
+    table = [line.split() for line in out.partition("passed ")[2].splitlines()[1:]]
     assert table == [
         ["a", "rank", "killed", "yes", "30", "3"],
         ["killed", "again", "within", "a", "step", "yes", "30", "3"],
@@ -333,21 +333,31 @@ def test_ranks_are_killed_in_place_only_where_another_one_is_left(workers: int, 
     assert not can or len([name for name in rehearsals.cases if name.startswith("in place: ")]) == cases
 
 
-def rehearsed(rehearsals: type[Rehearsals], folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+def rehearsed(
+    rehearsals: type[Rehearsals], folder: Path, monkeypatch: pytest.MonkeyPatch, *, is_json: bool = False
+) -> int:
     monkeypatch.setattr(command, "Rehearsals", rehearsals)
     monkeypatch.chdir(folder)
     script = Script((), ("train.py",), (1, 1), 3, re.compile(STEP), {})
     with keeping_signals():
-        return run_rehearsal(script, Wanted(None, None, 9.0, "", None, False))
+        return run_rehearsal(script, Wanted(None, None, 9.0, "", None, is_json))
 
 
-def test_a_habit_that_breaks_recovery_in_place_fails_a_rehearsal_whose_cases_hold(
+def test_a_case_has_its_result_under_the_old_name_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rehearsed(Habitual, tmp_path, monkeypatch, is_json=True) == 1
+    cases = json.loads(capsys.readouterr().out)["rehearsals"]
+    assert [(each["passed"], each["holds"]) for each in cases] == [(True, True)] * 12
+
+
+def test_a_habit_that_breaks_recovery_in_place_fails_a_rehearsal_whose_cases_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rehearsed(Habitual, tmp_path, monkeypatch) == 1
     out = capsys.readouterr().out
     assert "in place: a second rank killed  ok   recovered\n" in out and "not rehearsed" not in out
-    assert out.partition("all 11 hold\n")[2].splitlines()[:3] == [
+    assert out.partition("all 11 passed\n")[2].splitlines()[:3] == [
         "rules of recovery in place that the script breaks:",
         (
             "  rule 3: train.py:9 calls barrier between optimizer.step() and the commit: "

@@ -86,8 +86,8 @@ _COMMANDS = (
             ),
         ),
         (
-            ("0", "every case holds"),
-            ("1", "at least one case does not hold"),
+            ("0", "every case passed"),
+            ("1", "at least one case failed"),
             ("2", "wrong usage"),
             ("3", "the script cannot be rehearsed"),
         ),

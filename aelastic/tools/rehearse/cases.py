@@ -192,8 +192,8 @@ class Rehearsals:
             verdict = self.usual.judge(trial, round_, to_end=True)
         names = ", ".join(sorted(path.name for path in caught)[:2])
         verdict = verdict._replace(text=f"{verdict.text} ({names} was half written)")
-        went_on = self._between.holds or (verdict.resumed_at is None and self._between.resumed_at is not None)
-        if verdict.holds is False and went_on and verdict.numbers != "other":  # and that is what it does not do now
+        went_on = self._between.passed or (verdict.resumed_at is None and self._between.resumed_at is not None)
+        if verdict.passed is False and went_on and verdict.numbers != "other":  # and that is what it does not do now
             return verdict._replace(advice=WHOLE, checkpoint="half-written")
         return verdict
 
@@ -220,7 +220,7 @@ class Rehearsals:
                 trial.end()
                 with self._trial() as again:
                     verdict = self.usual.judge(again, 0, before=trial, to_end=not is_early)
-        if verdict.holds is None:
+        if verdict.passed is None:
             return at_end  # nothing was left to do
         if is_early:
             return verdict
@@ -228,7 +228,7 @@ class Rehearsals:
             return verdict._replace(text=f"no rank called notice.due(); {verdict.text}")
         if verdict.lost > 0 or is_late:
             late = f"not all ranks had saved {MARGIN_S:g} s before the deadline; " if is_late else ""
-            return verdict._replace(holds=False, text=f"{late}{verdict.text}", advice=verdict.advice or NOTICE)
+            return verdict._replace(passed=False, text=f"{late}{verdict.text}", advice=verdict.advice or NOTICE)
         return verdict._replace(text=f"saved; {verdict.text}")
 
     def _sized(self, many: int, is_at_once: bool) -> CaseVerdict:
@@ -248,7 +248,7 @@ class Rehearsals:
             option = "--nnodes" if several else "--nproc-per-node"
             with self._trial(many if several else None, option, str(many)) as again:
                 verdict = self.usual.judge(again, 0, before=trial, same_size=False)
-        is_size = verdict.holds is False and verdict.advice != RESUME
+        is_size = verdict.passed is False and verdict.advice != RESUME
         return verdict._replace(text=f"with {many}: {verdict.text}", advice=WORLD if is_size else verdict.advice)
 
     def _frozen(self) -> CaseVerdict:

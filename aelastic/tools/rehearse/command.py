@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from aelastic.base.renamed import with_old_names
 from aelastic.diagnose.failures.failure import printable
 from aelastic.errors import EXIT_FAILURE, InputError
 from aelastic.observe.status_text import duration
@@ -43,7 +44,7 @@ class Wanted(NamedTuple):
 
 
 def run_rehearsal(script: Script, wanted: Wanted) -> int:
-    """Rehearses a script, and returns the exit code: 0: all cases hold, 1: not all do, 3: it cannot be rehearsed.
+    """Rehearses a script, and returns the exit code: 0: all cases passed, 1: not all did, 3: it cannot be rehearsed.
 
     Raises:
         InputError: the options cannot work.
@@ -149,12 +150,15 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, position: _Po
 
     def end(code: str, text: str) -> int:
         where = None if code == "ok" and _clear(apart, wanted) else apart
-        each = [{"name": name, **verdict._asdict()} for name, verdict in zip(names, found, strict=False)]
+        cases = [
+            with_old_names("rehearsals", {"name": name, **verdict._asdict()})
+            for name, verdict in zip(names, found, strict=False)
+        ]
         if where is not None and code != "cannot":
             text += f"\nlogs and saved files: {where}"
         broken = [{**habit._asdict(), "breaks": habits.breaks(habit)} for habit in in_place.habits]
         result = {
-            "code": code, "text": text, "rehearsals": each, "habits": broken, "folder": where and str(where)
+            "code": code, "text": text, "rehearsals": cases, "habits": broken, "folder": where and str(where)
         }  # fmt: skip
         as_json = json.dumps(result, indent=2)
         if where is not None:
@@ -180,14 +184,14 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, position: _Po
         position.line.clear()
         if len(found) > 1:
             write_text("\n".join(_table(dict(zip(names[1:], found[1:], strict=False)))), to)
-    failed = [each for each in found if each.holds is False]
-    untested = sum(each.holds is None for each in found)
+    failed = [each for each in found if each.passed is False]
+    untested = sum(each.passed is None for each in found)
     tested = len(names) - 1 - untested
     if not tested:
         why = f": {in_place.why_not}" if len(names) == 1 else ""
         return end("cannot", f"aelastic: nothing could be tested{why}; logs and saved files: {apart}")
-    all_hold = f"all {tested} hold" if tested > 1 else "the only case holds"
-    text = f"{len(failed)} of {tested} do not hold" if failed else all_hold
+    all_passed = f"all {tested} passed" if tested > 1 else "the only case passed"
+    text = f"{len(failed)} of {tested} failed" if failed else all_passed
     text += f", {untested} not tested" if untested else ""
     advice = [f"  {each}" for each in dict.fromkeys(each.advice for each in failed if each.advice)]
     is_broken = any(map(habits.breaks, in_place.habits))
@@ -207,7 +211,7 @@ def _run_cases(
     for number, name in enumerate(names[1:], 2):
         position.begin(number, len(names), name)
         verdict = rehearsals.run(name)
-        report(verdict, "ok" if verdict.holds else "skip" if verdict.holds is None else "FAIL")
+        report(verdict, "ok" if verdict.passed else "skip" if verdict.passed is None else "FAIL")
 
 
 def _expected(runs: int) -> str:
@@ -217,10 +221,10 @@ def _expected(runs: int) -> str:
 
 
 def _table(found: Mapping[str, CaseVerdict]) -> Iterator[str]:
-    yield f"\n{'':<35}holds       from step  lost  back in  numbers  checkpoint"
+    yield f"\n{'':<35}passed      from step  lost  back in  numbers  checkpoint"
     for name, each in found.items():
-        holds = "not tested" if each.holds is None else "yes" if each.holds else "NO"
+        passed = "not tested" if each.passed is None else "yes" if each.passed else "NO"
         back = "" if each.back_s is None else f"{each.back_s:.2g} s"
         start, lost = ("", "") if each.resumed_at is None else (each.resumed_at, each.lost)
-        row = f"   {name:<32}{holds:<12}{start:>9}{lost:>6}{back:>9}  {each.numbers:<9}{each.checkpoint}"
+        row = f"   {name:<32}{passed:<12}{start:>9}{lost:>6}{back:>9}  {each.numbers:<9}{each.checkpoint}"
         yield row.rstrip()

@@ -144,7 +144,7 @@ class InPlace:
             return broken
         if not is_there or (to_end and trial.agents[0].poll() != 0):
             where = f"reached step {noted.newest(fault.round)} of {goal}"
-            return seen._replace(holds=False, text=f"recovered in place and {where}: {trial.why_it_stands()}")
+            return seen._replace(passed=False, text=f"recovered in place and {where}: {trial.why_it_stands()}")
         return self._compared(seen, trial, fault)
 
     def _not_resumed(self, trial: Trial) -> CaseVerdict:
@@ -162,13 +162,13 @@ class InPlace:
         if len(lost) == len(fault.survivors):
             reasons = [each["reason"] for each in trial.recoveries if each["event"] == "not_recovered"]
             why = words or (reasons or [trial.cause])[-1]
-            return seen._replace(holds=False, text=f"restarted instead, {start}: {why}", advice=advice)
+            return seen._replace(passed=False, text=f"restarted instead, {start}: {why}", advice=advice)
         if lost:
             text = f"not all survivors kept their processes, {start}: {words}"
-            return seen._replace(holds=False, text=text, advice=advice)
+            return seen._replace(passed=False, text=text, advice=advice)
         if all(each["source_rank"] < 0 for each in fault.recovered()):
             text = f"processes were kept, but no rank had a whole state: {start}"
-            return seen._replace(holds=False, text=text, checkpoint="whole" if seen.resumed_at else "")
+            return seen._replace(passed=False, text=text, checkpoint="whole" if seen.resumed_at else "")
         return None
 
     def _compared(self, seen: CaseVerdict, trial: Trial, fault: _Fault) -> CaseVerdict:
@@ -189,7 +189,7 @@ class InPlace:
             return seen._replace(text=f"{how}, parameters to step {compared[-1]} the same", numbers="same")
         generators = noted.random_that_differ(usual, fault.round)
         self.habits[Habit(notes.RANDOM, "", ", ".join(generators))] = None
-        return seen._replace(holds=False, text=f"{how}; the parameters of step {wrong} differ", numbers="other")
+        return seen._replace(passed=False, text=f"{how}; the parameters of step {wrong} differ", numbers="other")
 
     def _take_habits(self, trial: Trial) -> None:
         self.habits.update(trial.noted.habits)

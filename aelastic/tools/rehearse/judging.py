@@ -18,9 +18,9 @@ STATE = "save and load the whole state: optimizer, schedule, random numbers, pos
 
 
 class CaseVerdict(NamedTuple):
-    """The result of one case: whether it holds, what was seen, and what to change."""
+    """The result of one case: whether the script passed it, what was seen, and what to change."""
 
-    holds: bool | None  # `None`: it was not tested
+    passed: bool | None  # `None`: it was not tested
     text: str
     advice: str = ""
     lost: int = 0  # steps
@@ -141,20 +141,20 @@ class Undisturbed(NamedTuple):
         if seen.lost > 0 and start <= self.first and (saved_by is None or least > saved_by):
             text = f"started over at step {start}: {seen.lost} lost"
             if saved_by is None and not self.is_whole:
-                return seen._replace(holds=None, text=f"{text}; it saved nothing while it was watched (--for)")
+                return seen._replace(passed=None, text=f"{text}; it saved nothing while it was watched (--for)")
             text += ", and it saves nothing before it ends" if saved_by is None else ", though it had saved"
             wrote = f"; overwrote {', '.join(over[:2])}" if over else ""
             checkpoint = "overwritten" if over else ""
-            return seen._replace(holds=False, text=f"{text}{wrote}", advice=RESUME, checkpoint=checkpoint)
+            return seen._replace(passed=False, text=f"{text}{wrote}", advice=RESUME, checkpoint=checkpoint)
         # A save may be seen a step before it is reported, and is over by the step after the next.
         whole = [begin for begin, end in self.checkpoints if end + 2 * self.stride < least]
         older, newer = whole[: len(whole) - spare][-2:] if len(whole) - spare >= 2 else (-math.inf, -math.inf)
         if self.first < start <= (older + newer) / 2:
             text = f"resumed at {start} ({seen.lost} lost), though it had saved after step {newer}"
-            return seen._replace(holds=False, text=text, advice=RESUME)
+            return seen._replace(passed=False, text=text, advice=RESUME)
         if seen.lost < -2 * self.stride:
             text = f"steps {reached + 1} to {start - 1} were skipped"
-            return seen._replace(holds=False, text=text, advice=RESUME)
+            return seen._replace(passed=False, text=text, advice=RESUME)
         return None
 
     def _compared(self, seen: CaseVerdict, trial: Trial, reached: int, earlier: dict[int, float] | None) -> CaseVerdict:
@@ -176,7 +176,7 @@ class Undisturbed(NamedTuple):
         # If numbers also differ before the fault, the script is not deterministic.
         is_random = any(self._differences(earlier or {}))
         if wrong and had_begun and not is_random:
-            return seen._replace(holds=False, text=f"{how}; {wrong}", advice=STATE, numbers="other")
+            return seen._replace(passed=False, text=f"{how}; {wrong}", advice=STATE, numbers="other")
         is_same = after.keys() & self.metrics.keys() and not wrong
         numbers = (
             f", numbers to step {trial.last()} the same" if is_same else ", the numbers differ in each run" * is_random
