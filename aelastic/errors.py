@@ -10,7 +10,7 @@
     ├── ChildFailedError            worker failure   its own     the job: read the report
     ├── HostError                   infra failure    1           the host: a disk is full, descriptors ran out
     ├── UnkillableWorkerError       infra failure    70          the host: look at it, reboot it
-    └── InternalError               agent failure    70          us: report it, with its story
+    └── InternalError               agent failure    70          us: report it, with its trace
 
 "Its own" is the root cause's exit code, or 128+n for signal n (`exit_code_of`).  A worker's failure is data, a
 `ProcessFailure`; these exceptions are for the program that runs the agent.  The error files are torch's, read and

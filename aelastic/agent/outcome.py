@@ -86,7 +86,7 @@ def _failures(
     cause = None if group.verdict is None else group.verdict.cause
     if cause is None:
         if not ours:
-            raise InternalError("failed without a failure", story=group.trace)
+            raise InternalError("failed without a failure", trace=group.trace)
         return None, ours
     # This node knows more about its own workers than the verdict does.
     return cause.rank, {cause.rank: cause, **ours}

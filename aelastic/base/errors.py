@@ -41,18 +41,23 @@ class AelasticError(Exception):
 class InternalError(AelasticError):
     """A bug in aelastic.
 
-    Retrying may help.  Please report it, with the story.
+    Retrying may help.  Please report it, with the trace.
 
     Args:
         what: what happened.
-        story: the last events before it, oldest first.
+        trace: the last events before it, oldest first.
     """
 
     exit_code = EXIT_INTERNAL
 
-    def __init__(self, what: str, story: Iterable[str] = ()) -> None:
-        self.what, self.story = what, tuple(story)
-        super().__init__(self.what, self.story)
+    def __init__(self, what: str, trace: Iterable[str] = ()) -> None:
+        self.what, self.trace = what, tuple(trace)
+        super().__init__(self.what, self.trace)
+
+    @property
+    def story(self) -> tuple[str, ...]:
+        """Deprecated: the old name of `trace`, until version 0.2."""
+        return self.trace
 
     def __str__(self) -> str:
-        return "\n  ".join([f"{self.what} (a bug in aelastic: please report it)", *self.story])
+        return "\n  ".join([f"{self.what} (a bug in aelastic: please report it)", *self.trace])

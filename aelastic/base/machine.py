@@ -41,7 +41,7 @@ class InvalidTransition(InternalError):
 
     def __init__(self, phase: Any, event: Any, trace: tuple[str, ...]) -> None:
         self.phase, self.event = phase, event
-        super().__init__(f"{event!r} in phase {phase}", story=trace)
+        super().__init__(f"{event!r} in phase {phase}", trace=trace)
 
 
 class Trace:

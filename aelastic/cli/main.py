@@ -364,7 +364,7 @@ def _explain(error: BaseException, endpoint_note: str = "") -> CommandExit:
             return _report(error)
         case RendezvousTimeoutError() | RendezvousConnectionError():
             _write(with_topic(f"aelastic: error: {error}{endpoint_note}", error.topic))
-        case AelasticError():  # an `InternalError` brings its story
+        case AelasticError():  # an `InternalError` brings its trace
             _write(with_topic(f"aelastic: error: {error}", error.topic))
         case ModuleNotFoundError(name=str(name)) if not name.startswith("aelastic"):
             package = name.partition(".")[0]

@@ -75,7 +75,7 @@ def test_without_a_cause_the_first_by_time_is_taken_as_torch_does() -> None:
 def test_a_job_that_failed_without_any_failure_is_a_bug_with_its_story() -> None:
     with pytest.raises(InternalError, match="failed without a failure") as caught:
         ended(None)
-    assert len(caught.value.story) == 8
+    assert len(caught.value.trace) == 8
 
 
 def test_a_cause_must_be_among_the_failures() -> None:

@@ -132,7 +132,7 @@ def assert_decided(where: str, line: str) -> None:
     with pytest.raises(InvalidTransition) as caught:
         story.handle(line)
     assert seen(story.core) == before, line
-    assert (caught.value.phase, caught.value.event, caught.value.story) == (before["phase"], event, trace)
+    assert (caught.value.phase, caught.value.event, caught.value.trace) == (before["phase"], event, trace)
     assert str(before["phase"]) in str(caught.value)
 
 

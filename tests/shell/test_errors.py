@@ -76,7 +76,7 @@ class TestTree:
         with pytest.raises(ValueError, match="at least one"):
             ChildFailedError("train.py", {})
         error = InternalError("two generations alive", ["spawned 1", "spawned 2"])
-        assert error.story == ("spawned 1", "spawned 2")
+        assert error.trace == error.story == ("spawned 1", "spawned 2")
         assert str(error).endswith("\n  spawned 1\n  spawned 2")
         assert "pid 7 (rank 3)" in str(UnkillableWorkerError(["pid 7 (rank 3)"]))
 
