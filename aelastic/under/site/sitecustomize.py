@@ -39,7 +39,7 @@ _PACKAGE, _NAMES = "torch.distributed.launcher", ("LaunchConfig", "elastic_launc
 # Python's own options that take a value; `-c` and `-m` end them.
 _WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 # The program itself, as `PID NAME`; and the abstract unix socket at which it is notified of launchers (`unix(7)`).
-_PROGRAM, _LISTENER = "AELASTIC_UNDER_PROGRAM", "AELASTIC_UNDER_HEARS"
+_PROGRAM, _LISTENER = "AELASTIC_UNDER_PROGRAM", "AELASTIC_UNDER_SOCKET"
 
 
 def replace_launcher() -> None:
