@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +22,13 @@ from aelastic.rdzv.decisions.as_json import from_json, to_json
 from aelastic.tools.timeline.reader import Entry, read_logs
 
 COMPARED = ev.Compared(1, "hang: rank 5 does not wait", (5, 7))
+REFERENCE = ROOT / "docs/reference"
+# Words that nobody outside knows, or that have another meaning there.  *Held* is what `--on-failure hold` does.
+OUR_OWN = {
+    "bench", "bill", "board", "door", "enquiry", "excuse", "heard", "hears", "heir", "holds", "hurry", "inquiries",
+    "inquiry", "judged", "lives", "odd", "play", "said", "seat", "seats", "standing", "story", "stranger", "strangers",
+    "stray", "told",
+}  # fmt: skip
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 EACH = pytest.mark.parametrize("renamed", RENAMED, ids=lambda renamed: f"{renamed.where}.{renamed.old}")
 
@@ -81,8 +89,37 @@ def test_a_log_that_has_only_the_old_name_is_read() -> None:
     assert fields == read(recorded(COMPARED)).fields
 
 
+def names_in(schema: Any) -> Iterator[str]:
+    """The names of fields and values in a JSON Schema, at any depth."""
+    if isinstance(schema, dict):
+        yield from schema.get("properties", {})
+        yield from [str(each) for each in (*schema.get("enum", ()), schema.get("const")) if each is not None]
+    for value in schema.values() if isinstance(schema, dict) else schema:
+        if isinstance(value, dict | list):
+            yield from names_in(value)
+
+
+def names_of_users() -> dict[str, set[str]]:
+    """Every name in the event log, and in the tables of the reference pages, which other tests keep complete."""
+    found = {"event-log.schema.json": set(names_in(json.loads((REFERENCE / "event-log.schema.json").read_text())))}
+    for page in ("json.md", "http.md", "event-log.md", "metrics.md", "cli.md", "environment.md"):
+        text = (REFERENCE / page).read_text().replace("\\|", "/")
+        text = text.partition("### Renamed fields")[0] + text.partition("### Renamed fields")[2].partition("\n## ")[2]
+        rows = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+        found[page] = set(re.findall(r"`([^`]+)`", rows))
+    return found
+
+
+@pytest.mark.parametrize("page, names", names_of_users().items())
+def test_no_name_has_a_word_of_our_own(page: str, names: set[str]) -> None:
+    assert len(names) > 10, "the page has tables of names"
+    old = {each.old for each in RENAMED} if page.endswith(".json") else set()
+    parts = {part: name for name in names - old for part in re.split(r"[^a-z]+", name.lower())}
+    assert not {part: parts[part] for part in OUR_OWN & parts.keys()}
+
+
 def test_users_can_look_up_each_old_name() -> None:
-    page = (ROOT / "docs/reference/event-log.md").read_text().partition("### Renamed fields")[2].partition("\n## ")[0]
+    page = (REFERENCE / "event-log.md").read_text().partition("### Renamed fields")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(\w+)`.* \| (\S+) \|$", page, re.MULTILINE)
     assert {Renamed(where, old, new, version) for old, new, where, version in rows} == {*RENAMED}
     deprecated = (ROOT / "CHANGELOG.md").read_text().partition("### Deprecated")[2].partition("### ")[0]
