@@ -156,6 +156,7 @@ def is_broken(promise: str, first_seed: int = 0, **habits: float) -> bool:
         62010813,
         62010655,
         62012823,
+        614102390,
         63101742,
     ],
 )

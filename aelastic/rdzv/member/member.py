@@ -304,10 +304,14 @@ class Member(Machine[Event, Action]):
 
     def _on_term_in_cell(self, term: int, token: str) -> None:
         """A leader that has taken a higher term than any known before is alive, for example after it was suspended."""
-        known = max(self._highest, 0 if self.log is None else self.log.term)
-        if term > known:
+        if term > self._highest_known:
             self._note_alive(token)
         self._highest = max(self._highest, term)
+
+    @property
+    def _highest_known(self) -> int:
+        """The highest term that this node knows of, also from its log."""
+        return max(self._highest, 0 if self.log is None else self.log.term)
 
     def _note_renewal(self, leader: m.LeaderAt, now: float) -> None:
         """A leader whose end was not seen renews the cell again: it was suspended, and nobody else leads meanwhile.
@@ -390,7 +394,7 @@ class Member(Machine[Event, Action]):
             return []  # not its turn yet
         since = self.lost_at if self.lost_at is not None else self.search.since
         has_listened = self.log.committed is None or (since is not None and now >= since + self.lease_s)
-        highest = max(self._highest, self.log.term)
+        highest = self._highest_known
         node, self.log, self.phase = self.log, None, Phase.CAMPAIGNING
         return [ev.Campaign(node, highest, has_listened, self.gone, self.sight.seen, self._job_before, self._silent)]
 
@@ -439,7 +443,7 @@ class Member(Machine[Event, Action]):
     def _objection_to(self, campaign: m.Campaign, log: Node, now: float) -> str:
         if not campaign.term:
             return "asked who leads"
-        if is_too_high(campaign.term, max(log.term, self._highest)):
+        if is_too_high(campaign.term, self._highest_known):
             return too_high_text(campaign.term)
         if not following.may_follow(log, campaign.leader.name, campaign.term):
             return f"this node knows of term {log.term}"
@@ -450,10 +454,9 @@ class Member(Machine[Event, Action]):
         return ""
 
     def _on_declined(self, term: int, leader: m.LeaderAt | None, now: float) -> list[Action]:
-        known = max(self._highest, 0 if self.log is None else self.log.term)
-        if is_too_high(term, known):
+        if is_too_high(term, self._highest_known):
             return []  # no log has counted that far
-        self._highest = max(known, term)
+        self._highest = max(self._highest, term)
         if self.phase is not Phase.SEARCHING or leader is None or leader.token in self.gone:
             return []
         return self._connect(leader, term, now)

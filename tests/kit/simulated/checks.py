@@ -214,9 +214,11 @@ class Checks:
             round_.before = max(known, default=None, key=_BEGAN)
 
         def check_others() -> None:
-            if leader.awaits_quorum and not leader.has_stepped_down:  # a node that just returned has not reported yet
+            if leader.has_stepped_down:
+                return
+            if leader.awaits_quorum or leader.has_proposed:  # what a node has reported meanwhile is answered later
                 self._world.after(0.01, check_others)
-            elif not leader.has_stepped_down:
+            else:
                 self._check_others(agent, leader, round_)
 
         self._world.after(0.0, check)  # after the messages that the leader sends at the same moment
