@@ -514,6 +514,18 @@ def test_where_the_store_decides_a_leader_that_finds_another_one_in_the_cell_ste
     assert of_kind(actions, m.Interrupted) == [], "its nodes stay in their round"
 
 
+def test_where_the_store_decides_a_leader_that_finds_a_newer_round_in_the_cell_has_its_nodes_stop() -> None:
+    """The bug: a leader that was suspended kept its workers for a lease after it had read of the next round."""
+    term = running("ab", nodes=(1, 3))
+    other = another_cell(term)
+    kept = JobState(round_of(2, TERM + 5, participants("c"), "c"))
+    newer = next_entry(committed(term), TERM + 5, "c", "", (cell(term).incarnation,), payload=payload_of(kept))
+    term.stored = other.replace(cell=other.cell.replace(committed=newer))
+    actions = term.live_until(term.now + LEASE_S)
+    causes = [each.decision.cause for each in of_kind(actions, m.Interrupted)]
+    assert causes == [Cause(CauseKind.CONTINUED_WITHOUT, round=1)] * 2
+
+
 @pytest.mark.parametrize("term_of_other", [TERM - 5, TERM + 5])
 def test_where_the_store_decides_a_leader_gives_up_its_log_once_the_leader_of_another_one_renews(
     term_of_other: int,
@@ -999,6 +1011,19 @@ def test_a_candidate_that_learns_of_the_verdict_sends_it_to_all_that_come() -> N
         assert of_kind(term.join(name, past=busy() if name == "d" else None), m.Ended) == [SUCCEEDED]
     actions = term.live_until(term.now + 3 * LEASE_S)
     assert of_kind(actions, ev.StepDown) == [] and term.coordinator.is_closed
+
+
+def test_a_leader_that_has_adopted_the_verdict_and_learns_that_it_is_committed_sends_it() -> None:
+    """The bug: such a leader had not resumed the job, so its nodes never learned how that had ended."""
+    term, verdict = campaigning("abc"), with_verdict(first_round("abc"))
+    term.leader.log = term.leader.log.replace(node=term.leader.log.node.replace(accepted=Accepted(verdict, TERM)))
+    term.has_cell, term.mute = False, {"c"}
+    term.begin()
+    term.join("c", past=busy())
+    assert phase(term) is Phase.LEADING and proposal(term) == verdict and not is_over(term)
+    learned = status_of(term.logs["c"].replace(committed=verdict))
+    actions = term.handle(ev.Received(term.conns["c"], term.reports.of["c"].replace(log=learned)))
+    assert of_kind(actions, m.Ended) == [SUCCEEDED] and term.coordinator.is_closed
 
 
 def test_a_candidate_that_knows_the_verdict_itself_tells_it_without_any_vote() -> None:

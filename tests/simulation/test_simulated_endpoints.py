@@ -6,7 +6,7 @@ import pytest
 from kit.effort import CLAIM_SEEDS, ENDPOINTS_SEEDS
 from kit.simulated.checks import BrokenPromiseError
 from kit.simulated.insight import phase_of
-from kit.simulated.simulation import LEASE_S, Faults, Simulation, Size, simulate
+from kit.simulated.simulation import LEASE_S, Faults, Simulation, Size, simulate, simulation_of
 from kit.simulated.stores import Stores
 from kit.simulated.supervisor import Agent
 from kit.simulated.world import FIN
@@ -87,6 +87,11 @@ class _Claim(Simulation):
         else:
             others = [host for host in self.hosts if host != agent.host]
             self.world.cut |= {way for other in others for way in ((agent.host, other), (other, agent.host))}
+
+
+def test_a_seed_that_found_a_bug_finds_it_no_more() -> None:
+    """A leader that had been suspended read of the next round, and kept its workers for a lease."""
+    simulation_of(1350114, 3).run()
 
 
 @pytest.mark.parametrize("endpoints", [3, pytest.param(5, marks=pytest.mark.all)])

@@ -1013,7 +1013,7 @@ def simulate_with_imports(seed: int) -> None:
 
 
 # Each found a bug: a founder that locks a cell in which another has founded a log, clocks that differ by minutes.
-@pytest.mark.parametrize("seed", [120347, 110948, 140873, 155090, 158036, 250566])
+@pytest.mark.parametrize("seed", [120347, 110948, 140873, 155090, 158036, 250566, 1250214, 1251232])
 def test_seeds_that_found_a_bug_find_it_no_more(seed: int) -> None:
     simulate(seed)
 

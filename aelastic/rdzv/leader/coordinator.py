@@ -86,7 +86,8 @@ class Coordinator(Machine[ev.Event, Send]):
                     self.forming.end.on_broken(event.node_id, now - event.age_s - event.silent_s, now - event.age_s)
                 return []  # the fate of its node is reported soon
             case ev.CutOff(kind):  # this leader steps down
-                return self._on_cut_off(Cause(kind))
+                is_ended = kind is CauseKind.CONTINUED_WITHOUT
+                return self._on_cut_off(Cause(kind, round=self.round if is_ended else 0))
             case ev.DeadlinePassed():
                 return self._on_deadline_passed(event, now)
             case _:

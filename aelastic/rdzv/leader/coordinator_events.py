@@ -62,7 +62,7 @@ class Lost(Record):
 
 
 class CutOff(Record):
-    """Others may continue without the connected nodes: the endpoint is silent, or this agent receives nothing."""
+    """Others may continue without the connected nodes, or have done so: the leader lost the endpoint, or was frozen."""
 
     kind: CauseKind = CauseKind.ENDPOINT_SILENT
 

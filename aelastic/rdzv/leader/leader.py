@@ -351,7 +351,7 @@ class Leader(Machine[ev.Event, ev.Action]):
                 actions += more
             else:
                 has_changed = False
-        if self.is_over and self.phase is Phase.CANDIDATE:  # nobody decides any more, and all are sent the verdict
+        if self.is_over and not self._is_resumed:  # nobody decides any more, and all are sent the verdict
             self.phase = Phase.LEADING
             self._resume(now)
             self.connections.on_over(now)
@@ -756,11 +756,13 @@ class Leader(Machine[ev.Event, ev.Action]):
     ) -> list[ev.Action]:
         actions: list[ev.Action] = []
         runs = self.coordinator.phase in {CoordinatorPhase.RUNNING, CoordinatorPhase.GATHERING}
-        if self._is_resumed and runs and not is_gone and reason != OTHER_LEADS:
+        has_newer_round = self._has_newer_round(stored)
+        if self._is_resumed and runs and not is_gone and (reason != OTHER_LEADS or has_newer_round):
             self._withheld = []
             is_of_store = self._decides_alone and not self._is_alone
-            silent = CauseKind.ENDPOINT_SILENT if is_of_store else CauseKind.NODES_SILENT
-            actions += self._deliver(self.coordinator.handle(CutOff(silent), now), now)
+            kind = CauseKind.ENDPOINT_SILENT if is_of_store else CauseKind.NODES_SILENT
+            cut_off = CutOff(CauseKind.CONTINUED_WITHOUT if has_newer_round else kind)
+            actions += self._deliver(self.coordinator.handle(cut_off, now), now)
             actions += self._send_plans(now)
         node = leading.step_down(self.log)
         self.phase = Phase.STEPPED_DOWN
@@ -769,6 +771,14 @@ class Leader(Machine[ev.Event, ev.Action]):
             *self.connections.dismiss(m.Goodbye(reason, is_gone)),
             ev.StepDown(reason, node, stand_back_s, alive, lacks_quorum, stored),
         ]
+
+    def _has_newer_round(self, stored: m.StoredCell | None) -> bool:
+        """Returns whether another leader has begun a round after the one that this leader knows, as the cell shows."""
+        committed = None if stored is None else stored.cell.committed
+        if not isinstance(committed, Entry) or log_of(committed) != log_of(self.log.node.committed):
+            return False
+        last_round = state_in(committed).last_round
+        return last_round is not None and last_round.number > self.coordinator.round
 
     # Decisions.
 

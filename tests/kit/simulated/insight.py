@@ -80,7 +80,7 @@ class Coordination:
         is_known_whole = isinstance(log.node.committed, Entry)  # else only voters that are gone know who decides
         if is_known_whole and votes.mandate(last.configuration, found):
             return set()
-        return voters - found.known - found.replaced
+        return voters - found.known  # one that was replaced is needed once the endpoint has forgotten the log
 
     def has(self, node_id: str) -> bool:
         """Whether it is connected to a node: it may have given the node up without having announced that yet."""
