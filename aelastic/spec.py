@@ -248,7 +248,7 @@ class OutputSettings:
 class WorkerSpec(HangRules, RestartRules, StopRules, OutputSettings):
     """Settings of the workers that one agent runs (torch: `torch.distributed.elastic.agent.server.WorkerSpec`).
 
-    Each field says what it means where it is defined, and in `docs/reference/api.md`.
+    The fields are described where they are defined, and in `docs/reference/api.md`.
 
     Raises:
         InputError: a value is invalid; the message names the field and what to use instead.

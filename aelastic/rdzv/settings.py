@@ -258,7 +258,7 @@ _RANK = optional(_NODES, rule(lambda rank: rank >= 0, "count from 0"))
 class RendezvousSettings:
     """Where and how the agents meet (torch: `RendezvousParameters`, and `nnodes` of `torchrun`).
 
-    Each field says what it means where it is defined, and in `docs/reference/api.md`; `KEYS` has the keys of `config`.
+    The fields are described where they are defined, and in `docs/reference/api.md`; `KEYS` has the keys of `config`.
 
     Raises:
         InputError: a value is invalid; the message names the alternatives.
