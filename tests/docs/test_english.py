@@ -17,6 +17,7 @@ from sources import ROOT
 
 PHRASES_MAX = 61  # in everything that users read; it used to be 612
 CODE_PHRASES_MAX = 41  # in docstrings, comments and messages of assertions
+DEVELOPMENT_PHRASES_MAX = 14  # in decisions and the pages about development; it used to be 140
 WORDS_MAX = 35  # per sentence
 READ = [
     *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
@@ -74,6 +75,12 @@ def prose_of(path: Path) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.Assert) and node.msg is not None:
             constants = [each for each in ast.walk(node.msg) if isinstance(each, ast.Constant)]
             yield from ((each.lineno, each.value) for each in constants if isinstance(each.value, str))
+
+
+def test_few_phrases_of_the_decisions_and_the_development_pages_sound_translated() -> None:
+    pages = [*ROOT.glob("docs/adr/*.md"), *ROOT.glob("docs/development/*.md")]
+    matches = [each for path in pages for each in found(path, enumerate(path.read_text().splitlines(), 1))]
+    assert len(pages) > 40 and len(matches) <= DEVELOPMENT_PHRASES_MAX, "\n".join([*matches, f"{len(matches)} in all"])
 
 
 def test_few_phrases_sound_translated() -> None:
