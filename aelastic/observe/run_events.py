@@ -50,10 +50,18 @@ class RunEvent(Record):
     """Something that happened in a run: base class of the events below.
 
     Its `stimulus` names what set it off (`stimuli`): the events of one restart have the same one, on all nodes.  It is
-    empty for an event that observers have not been given yet, and for one that nothing set off.
+    empty for an event that observers have not been given yet, and for one that nothing set off.  Events are equal if the
+    same happened, whatever set it off.
     """
 
     stimulus = ""  # not a field of the events: it comes with each of them
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return False
+        return all(getattr(self, name) == getattr(other, name) for name in self._names)
+
+    __hash__ = Record.__hash__
 
     def caused_by(self, stimulus: str) -> Self:
         """Returns the event with its stimulus."""

@@ -409,7 +409,7 @@ async def test_callers_at_the_same_time_get_the_same_dump_and_an_unhealthy_worke
 
     assert before.source == after.source == {} and before.path == after.path == ""
     dump, found = listener.received
-    assert answers[0] is dump and answers[1] is dump is answers[2]
+    assert answers[0] == dump and answers[1] is answers[0] is answers[2]
     assert dump.why == "the first" and dump.source[1] == "memory"
     assert dump.source[0] in {"memory", "py-spy"}, "memory that changes too fast to be read is left to py-spy"
     assert Path(dump.path).name == "attempt_0"

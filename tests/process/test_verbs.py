@@ -261,6 +261,9 @@ def test_why_a_job_ended_is_known_by_its_logs_too_and_they_make_a_picture(
     logs = str(job.folder / "logs")
     lived, read = (json_of(job.folder, "why", *of, "-n", "5")["why"] for of in ((), (logs,)))
     assert len(read) == 2
+    for chain in [each.pop("chain") for each in read]:
+        assert [link["text"] for link in chain][:2] == ["rank 1 exited", "it is known why rank 1 exited"]
+        assert [link["after_s"] for link in chain] == sorted(link["after_s"] for link in chain)
     for each in (*lived, *read):
         each["failure"].pop("at")  # a log has more digits of it
         del each["at"], each["cause"]
@@ -270,6 +273,7 @@ def test_why_a_job_ended_is_known_by_its_logs_too_and_they_make_a_picture(
         assert "  cause    rank 1 on " in out and "ValueError: odd" in out, out
         assert re.search(r"^  symptom  rank 1 on \S+ exited with code 1$", out, re.MULTILINE), out
         assert "\n  changed  by a larger --max-restarts" in out, out
+    assert re.search(r"^  steps    \+0 ms +rank 1 exited \(\S+\)$", out, re.MULTILINE), "the logs show the steps"
     monkeypatch.setattr(jobs, "ANSWER_S", 0.1)
     with socket.socket(socket.AF_UNIX) as silent:  # the agent of another job, which does not answer
         silent.bind(str(job.folder / "aelastic" / "1.sock"))
