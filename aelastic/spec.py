@@ -98,7 +98,7 @@ if TYPE_CHECKING:
     from aelastic.rdzv.settings import RendezvousSettings
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False, init=False)
 class RestartRules:
     """What follows from a failure."""
 
@@ -137,7 +137,7 @@ class RestartRules:
     )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False, init=False)
 class StopRules:
     """How long workers get to stop, and how their exits are noticed."""
 
@@ -171,7 +171,7 @@ class StopRules:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False, init=False)
 class OutputSettings:
     """Where the output of workers goes."""
 

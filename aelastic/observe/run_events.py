@@ -50,8 +50,8 @@ class RunEvent(Record):
     """Something that happened in a run: base class of the events below.
 
     Its `stimulus` names what set it off (`stimuli`): the events of one restart have the same one, on all nodes.  It is
-    empty for an event that observers have not been given yet, and for one that nothing set off.  Two events are equal if
-    the same happened, whatever set it off.
+    empty for an event that observers have not been given yet, and for one that nothing set off.  Two events are
+    equal if the same happened, whatever set it off.
     """
 
     stimulus = ""  # not a field of the events: it comes with each of them
