@@ -277,8 +277,8 @@ from aelastic.workers.states import Phase
 from aelastic.agent.group.worker_group import WorkerGroup
 assert "assigned" in WorkerGroup.__match_args__ + tuple(WorkerGroup.__annotations__)
 group = SimpleNamespace(phase=Phase.BARRIER, assigned=SimpleNamespace(round=3))
-self, told, ev = SimpleNamespace(_phase=Phase.RUNNING), [], SimpleNamespace(NodeFinished=int)""",
-    "assert told == [3]",
+self, events, ev = SimpleNamespace(_phase=Phase.RUNNING), [], SimpleNamespace(NodeFinished=int)""",
+    "assert events == [3]",
 )
 IN_PLACE = (
     """import torch, torch.distributed as dist

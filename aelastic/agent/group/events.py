@@ -130,11 +130,11 @@ class Replaced(Record):
 
 
 class GraceOver(Record):
-    """Do not wait any longer for workers that are being stopped for a restart: that cannot help."""
+    """Do not wait any longer for workers that are being stopped: that cannot help, or a notice's time is up."""
 
     generation: int
     reason: str
-    is_final: bool = False  # also if they are stopped for good
+    is_final: bool = False  # also if they are stopped for good, not only for a restart
 
 
 class Drained(Record):

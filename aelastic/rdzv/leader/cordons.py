@@ -23,7 +23,7 @@ class Cordons:
 
     ledger: Ledger = field(default_factory=Ledger)  # of all rounds before the last, on this leader's clock
     number: int = 0  # how often a node was cordoned or uncordoned
-    _nodes: dict[str, m.Node] = field(default_factory=dict[str, m.Node])  # those that are cordoned, by node id
+    _nodes: dict[str, m.Node] = field(default_factory=dict[str, m.Node])  # sent out because their hosts are cordoned, by node id
 
     def remember(self, ledger: Ledger) -> None:
         """Keeps the ledger as it is at the end of the last round."""
