@@ -2,8 +2,8 @@
 
 While the job runs, a leader that has lost all other nodes at once may be the one that is cut off.  When the job is
 over, its agent waits until those nodes are back and know how the job ended, because an endpoint that agents serve ends
-with them: for a lease and a second after each was lost.  A process that has ended closes its connection in order, and is not waited
-for.
+with them: for a lease and a second after each was lost.  A process that has ended closes its connection in order, and
+is not waited for.
 
 A node that was lost long ago may still look for a leader, and read in the cell how the job ended.
 """

@@ -23,7 +23,8 @@ class Cordons:
 
     ledger: Ledger = field(default_factory=Ledger)  # of all rounds before the last, on this leader's clock
     number: int = 0  # how often a node was cordoned or uncordoned
-    _nodes: dict[str, m.Node] = field(default_factory=dict[str, m.Node])  # sent out because their hosts are cordoned, by node id
+    # By node id: those that were kept out of a round because their hosts are cordoned.
+    _nodes: dict[str, m.Node] = field(default_factory=dict[str, m.Node])
 
     def remember(self, ledger: Ledger) -> None:
         """Keeps the ledger as it is at the end of the last round."""
