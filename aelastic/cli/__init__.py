@@ -1,7 +1,7 @@
 """The command line: arguments and environment in, exit code out.
 
-`main` runs the command and owns the process.  `parser` reads the arguments by the table of `options`, with the readers
-in `converters`; `arguments` makes a checked `Invocation` of them, including the `spec_fields` that several options
+`main` runs the command and owns the process.  `parser` reads the arguments by the table of `options`, most of which are
+made of fields (`base.setting`); `arguments` makes a checked `Invocation` of them, including the `spec_fields` that several options
 decide (for several nodes: `several_nodes`).  `process` handles stderr and signals of this process.
 
 `commands` runs a command instead of a job: `doctor`, one of the `verbs`, `timeline`, `spent`, or one of `tools`.
@@ -10,6 +10,6 @@ the text of `--help` from what `manual` knows of each command, and `shells` has 
 """
 
 __all__ = [
-    "arguments", "converters", "main", "options", "parser", "process", "several_nodes", "shells", "spec_fields",
+    "arguments", "main", "options", "parser", "process", "several_nodes", "shells", "spec_fields",
     "timeline", "verbs",
 ]  # fmt: skip

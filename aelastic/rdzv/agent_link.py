@@ -54,7 +54,7 @@ from aelastic.rdzv.protocol.messages import (
     Terms,
 )
 from aelastic.rdzv.protocol.other_secret import OtherSecret
-from aelastic.rdzv.protocol.proofs import MEMBER as DOOR
+from aelastic.rdzv.protocol.proofs import MEMBER as OF_MEMBERS
 from aelastic.rdzv.protocol.proofs import Proofs
 from aelastic.rdzv.protocol.secret_file import SecretFile
 from aelastic.rdzv.protocol.stream import NoConnectionError, Stream, connect
@@ -397,7 +397,7 @@ class AgentLink:
         return look_up_limit_s(self._member.lease_s)
 
     def _new_stream(self) -> Stream:
-        return Stream(self, DOWNWARD, proof=self._proofs.make(DOOR, is_client=True))
+        return Stream(self, DOWNWARD, proof=self._proofs.make(OF_MEMBERS, is_client=True))
 
     def on_message(self, stream: Stream, message: Any) -> None:
         try:

@@ -22,7 +22,7 @@ from aelastic.rdzv.protocol.handshake import ProofError
 from aelastic.rdzv.protocol.incoming import Incoming
 from aelastic.rdzv.protocol.listening import local_addresses_of_name
 from aelastic.rdzv.protocol.messages import Campaign, Declined
-from aelastic.rdzv.protocol.proofs import CAMPAIGN as DOOR
+from aelastic.rdzv.protocol.proofs import CAMPAIGN as OF_CAMPAIGNS
 from aelastic.rdzv.protocol.proofs import Proofs
 from aelastic.rdzv.protocol.stream import NoConnectionError, Stream, connect
 from aelastic.rdzv.protocol.unauthenticated import UnauthenticatedPeers
@@ -105,7 +105,7 @@ class Campaigns(Incoming[Any]):
         return [*here, peer_address] if here and peer_address else here
 
     def _new_stream(self) -> Stream:
-        return Stream(self, CAMPAIGN, self._on_open, self._proofs.make(DOOR, is_client=False))
+        return Stream(self, CAMPAIGN, self._on_open, self._proofs.make(OF_CAMPAIGNS, is_client=False))
 
     def answer(self, conn: int, declined: Declined | None) -> None:
         """Answers a campaign; `None`: this node connects to the candidate."""
@@ -129,7 +129,7 @@ class Campaigns(Incoming[Any]):
         asking = _Asking(on_declined)
 
         def new_stream() -> Stream:
-            return Stream(asking, CAMPAIGN, proof=self._proofs.make(DOOR, is_client=True))
+            return Stream(asking, CAMPAIGN, proof=self._proofs.make(OF_CAMPAIGNS, is_client=True))
 
         with anyio.move_on_after(ANSWER_TIMEOUT_S):
             try:

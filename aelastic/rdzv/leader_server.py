@@ -25,7 +25,7 @@ from aelastic.rdzv.leader.leader import Leader, Phase
 from aelastic.rdzv.protocol.codec import UPWARD, OtherAgentError, OtherProtocolError, WireError, encode
 from aelastic.rdzv.protocol.incoming import Incoming
 from aelastic.rdzv.protocol.messages import Campaign, Declined, StoredCell
-from aelastic.rdzv.protocol.proofs import MEMBER as DOOR
+from aelastic.rdzv.protocol.proofs import MEMBER as OF_MEMBERS
 from aelastic.rdzv.protocol.proofs import Proofs
 from aelastic.rdzv.protocol.stream import Stream
 from aelastic.rdzv.protocol.unauthenticated import UnauthenticatedPeers
@@ -224,7 +224,7 @@ class LeaderServer(Incoming[ev.Event]):
     # Called by the loop.
 
     def _new_stream(self) -> Stream:
-        proof = self._proofs.make(DOOR, is_client=False)
+        proof = self._proofs.make(OF_MEMBERS, is_client=False)
         return Stream(self, UPWARD, self._on_open, proof, self._on_proved)
 
     def _on_proved(self, stream: Stream) -> None:

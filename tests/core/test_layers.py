@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[2] / "aelastic"
 
 # Cores decide: they neither wait, nor look at the clock, the environment or the network.  Folders, and modules.
 CORES = (
-    "core", "decisions", "rdzv.leader", "rdzv.member", "rdzv.log",
+    "base.machine", "base.record", "rdzv.decisions", "observe.stimuli", "tools.timeline.chain", "rdzv.leader", "rdzv.member", "rdzv.log",
     "rdzv.protocol.addresses", "rdzv.protocol.codec", "rdzv.protocol.handshake", "rdzv.protocol.keys", "rdzv.protocol.messages",
     "rdzv.protocol.ranks", "rdzv.protocol.requests", "rdzv.protocol.seals", "rdzv.protocol.sense", "rdzv.protocol.waiting",
     "rdzv.stores.cell_events", "rdzv.stores.register", "rdzv.stores.register_attempt", "rdzv.stores.register_cells", "rdzv.stores.register_events",

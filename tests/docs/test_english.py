@@ -17,7 +17,7 @@ from sources import ROOT
 
 PHRASES_MAX = 61  # in everything that users read; it used to be 612
 CODE_PHRASES_MAX = 41  # in docstrings, comments and messages of assertions
-DEVELOPMENT_PHRASES_MAX = 14  # in decisions and the pages about development; it used to be 140
+DEVELOPMENT_PHRASES_MAX = 4  # in decisions and the pages about development; it used to be 140
 WORDS_MAX = 35  # per sentence
 READ = [
     *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
